@@ -1,0 +1,70 @@
+"""`agentrl`: one thin module per command. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import traceback
+
+import click
+import typer
+
+from agentrl.errors import AgentRLError, DiskFullError
+
+app = typer.Typer(
+    name="agentrl",
+    help="Train software-engineering agents: real sandboxes, a real vLLM policy, rollout-corrected learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+sandbox_app = typer.Typer(help="Build sandbox images and clear up after crashes.", no_args_is_help=True)
+
+for _name in ("train", "sft", "evaluate", "report", "view", "doctor"):
+    importlib.import_module(f"agentrl.cli.{_name}").register(app)
+importlib.import_module("agentrl.cli.sandbox").register(sandbox_app)
+app.add_typer(sandbox_app, name="sandbox")
+
+
+def fail(error: AgentRLError) -> int:
+    """One screen on stderr: what, where, remedy. Returns the exit code."""
+    if os.environ.get("AGENTRL_TRACEBACK"):
+        traceback.print_exception(error)
+    print(f"agentrl: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def run() -> int:
+    """Run the command line. 0 done, 1 failed, 2 usage, 3 infrastructure failure, 130 interrupted."""
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except AgentRLError as error:
+        return fail(error)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print("agentrl: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`agentrl … | head`): nobody is left to tell.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return fail(
+            DiskFullError("the disk is full", where=str(error.filename or ""), remedy="free some room, then --resume")
+        )
+
+
+def main() -> None:
+    """Entry point of the `agentrl` script."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

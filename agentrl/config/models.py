@@ -1,0 +1,231 @@
+"""Every setting of agentrl, with its one default. No torch, no vllm: this module answers at once.
+
+Classes are named after the room that reads them. A field that has no effect in the chosen mode is refused by the
+validators here (`validate_effects` in each class), never ignored.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.config.correction import CorrectionConfig, correction_preset
+
+
+class _Model(BaseModel):
+    """Unknown keys are errors; a configuration never changes once made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class EnvironmentConfig(BaseModel):
+    """Which environment, and its own options (any further key; the environment's class validates them)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "swe-gym"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class SandboxConfig(_Model):
+    """Sandboxes: which backend and what each may use."""
+
+    backend: Literal["auto", "docker", "bubblewrap"] = "auto"
+    image: str = "agentrl/base"
+    size: int = Field(32, ge=1, le=4096, description="most sandboxes alive at once")
+    starters: int = Field(4, ge=1, le=64, description="most sandboxes starting at once")
+    reuse: int = Field(64, ge=1, description="leases of one sandbox, wiped between; 1 starts one per lease")
+    memory_mb: int = Field(1024, ge=64)
+    pids: int = Field(256, ge=16)
+    disk_mb: int = Field(256, ge=8, description="size of the work tree's and /tmp's file systems")
+    cpus: float = Field(1.0, gt=0)
+    start_timeout_s: float = Field(60.0, gt=0)
+
+
+class ToolsConfig(_Model):
+    """The agent's tools and how their results read."""
+
+    call_format: Literal["qwen3_coder", "hermes"] = "qwen3_coder"
+    observations: Literal["full", "compact"] = Field(
+        "full", description="full: the editor's own words with line numbers; compact: file content and short replies"
+    )
+    command_timeout_s: float = Field(60.0, gt=0)
+    output_limit_chars: int = Field(10_000, ge=200, description="an observation keeps this much of head and tail")
+
+
+class AgentConfig(_Model):
+    """One episode's limits."""
+
+    max_turns: int = Field(30, ge=1)
+    max_turn_tokens: int = Field(2048, ge=1, description="most tokens sampled in one turn")
+    max_tokens: int = Field(16_384, ge=16, description="most tokens in one context window")
+    episode_timeout_s: float = Field(1800.0, gt=0)
+    tools: ToolsConfig = ToolsConfig()
+
+
+class PolicyConfig(_Model):
+    """The policy and its server. `model` is a folder, a hub name, or `tiny` (the shipped policy)."""
+
+    model: str = "tiny"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_model_len: int = Field(2048, ge=64)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(2048, ge=64)
+    kv_cache_mb: int | None = Field(None, ge=16, description="KV room on a CPU; None: 256 there, vLLM's own on a GPU")
+    block_size: int = Field(32, ge=8)
+    enforce_eager: bool = True
+    start_timeout_s: float = Field(300.0, gt=0)
+    request_timeout_s: float = Field(600.0, gt=0)
+    delivery_timeout_s: float = Field(120.0, gt=0)
+    probe_tolerance: float = Field(1e-3, gt=0, description="largest probe difference in nats after a delivery")
+
+
+class RolloutConfig(_Model):
+    """Groups and their sampling. One step = `groups` groups of `group_size` rollouts."""
+
+    groups: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=1)
+    concurrency: int = Field(64, ge=1, description="rollouts in progress at once")
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    infrastructure_retries: int = Field(2, ge=0, description="fresh tries of one rollout after a machine failed")
+    grade_timeout_s: float = Field(300.0, gt=0)
+    group_timeout_s: float = Field(3600.0, gt=0)
+    zero_variance_warn: int = Field(3, ge=1, description="steps in a row with nothing to learn from before a warning")
+    zero_variance_stop: int = Field(20, ge=1, description="… before the run stops with the reason")
+
+    @model_validator(mode="after")
+    def validate_effects(self) -> RolloutConfig:
+        if self.top_p < 1 or self.top_k > 0:
+            raise ValueError(
+                "rollout.top_p < 1 and rollout.top_k > 0 cut the sampled distribution, so that the trainer's "
+                "log-probabilities are of another one; remedy: train at top_p 1 and top_k 0 (use `eval.top_p`)"
+            )
+        return self
+
+
+class AdvantageConfig(_Model):
+    """How a group's rewards become advantages."""
+
+    name: Literal["group_std", "group_mean", "rloo", "reward"] = "group_std"
+
+
+class LossConfig(_Model):
+    """The policy-gradient loss."""
+
+    name: Literal["ppo_clip", "cispo", "gspo", "reinforce"] = "ppo_clip"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+    mode: Literal["decoupled", "bypass"] = Field(
+        "decoupled", description="decoupled: π_old recomputed by the trainer; bypass: π_old := the server's"
+    )
+
+    @model_validator(mode="after")
+    def validate_effects(self) -> LossConfig:
+        fields = type(self).model_fields
+        if self.name == "reinforce" and any(getattr(self, k) != fields[k].default for k in ("clip_low", "clip_high")):
+            raise ValueError("train.loss.clip_low/high have no effect with loss `reinforce`; remedy: remove them")
+        return self
+
+
+class OptimizerConfig(_Model):
+    """AdamW with linear warm-up (constant after), and global-norm clipping."""
+
+    learning_rate: float = Field(2e-4, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.98, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_updates: int = Field(5, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+
+
+class TrainConfig(_Model):
+    """The trainer."""
+
+    updates_per_step: int = Field(1, ge=1, description="optimizer steps per delivery")
+    tokens_per_microbatch: int = Field(4096, ge=64, description="padded tokens in one forward pass")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    correction: CorrectionConfig = Field(default_factory=lambda: correction_preset("token-clamp-2"))
+    optimizer: OptimizerConfig = OptimizerConfig()
+    threads: int = Field(1, ge=1, description="torch threads of the trainer")
+    step_timeout_s: float = Field(3600.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def expand_preset(cls, data: Any) -> Any:
+        """`correction = "token-mask-2"` names a preset."""
+        if isinstance(data, dict) and isinstance(data.get("correction"), str):
+            return {**data, "correction": correction_preset(data["correction"])}
+        return data
+
+
+class EvalConfig(_Model):
+    """Evaluation during training and by `agentrl eval`."""
+
+    every_steps: int = Field(8, ge=0, description="0: only at the start and the end")
+    fresh_tasks: int = Field(128, ge=0)
+    unseen_tasks: int = Field(64, ge=0)
+    samples_per_task: int = Field(1, ge=1)
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class AlarmConfig(_Model):
+    """Bounds that raise an alarm in the live table, the report and `events.jsonl`."""
+
+    submit_rate_min: float = 0.8
+    bad_calls_max: float = 1.5
+    ess_min: float = 0.5
+    entropy_min: float = 0.02
+    kl_abs_max: float = 0.1
+
+
+class CheckpointConfig(_Model):
+    """Checkpoints."""
+
+    every_steps: int = Field(4, ge=1)
+    keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
+
+
+class RunConfig(_Model):
+    """A whole run."""
+
+    run_dir: Path = Path("runs/latest")
+    seed: int = Field(0, ge=0)
+    steps: int = Field(100, ge=1)
+    environment: EnvironmentConfig = EnvironmentConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    agent: AgentConfig = AgentConfig()
+    policy: PolicyConfig = PolicyConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    alarms: AlarmConfig = AlarmConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def validate_combinations(self) -> RunConfig:
+        if self.agent.max_tokens > self.policy.max_model_len:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) exceeds policy.max_model_len "
+                f"({self.policy.max_model_len}); remedy: lower the first or raise the second"
+            )
+        if self.train.updates_per_step > self.rollout.groups:
+            raise ValueError(
+                f"train.updates_per_step ({self.train.updates_per_step}) exceeds rollout.groups "
+                f"({self.rollout.groups}): a group is never split; remedy: lower the first or raise the second"
+            )
+        if self.rollout.group_size == 1 and self.train.advantage.name != "reward":
+            raise ValueError(
+                "rollout.group_size 1 leaves nothing to compare within a group; remedy: "
+                "train.advantage.name=reward or a larger group"
+            )
+        return self

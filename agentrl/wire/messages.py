@@ -1,0 +1,153 @@
+"""Messages between roles. Typed, immutable, no torch; arrays travel as raw buffers (`agentrl.wire.codec`).
+
+Orchestrator → trainer: Batch, Publish, Save, Shutdown. Trainer → orchestrator: TrainerReady, StepResult,
+WeightManifest, Saved, TrainerFailed. Each request has exactly one answer, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of every message."""
+
+
+class TrainSequence(Message):
+    """One segment as the trainer sees it: token ids and per-token streams, all of one length T.
+
+    A stream that a token does not take part in is 0 in its *mask* or *weight*, whatever its value holds:
+
+    * policy gradient: `pg_mask` bool [T], `advantages` float32 [T], `behaviour_logprobs` float32 [T];
+    * cross-entropy: `ce_weights` float32 [T], None where no demonstration is trained;
+    * divergence to a teacher: `teacher_logprobs` float32 [T] and `teacher_weights` float32 [T], None without teacher.
+
+    Position t of every stream speaks of *token t* (the one predicted from tokens < t), so token 0 is never trained.
+    `update` in [0, Batch.updates) is the optimizer step that trains it.
+    """
+
+    trajectory_id: str
+    group_id: str
+    segment: int
+    update: int
+    token_ids: np.ndarray
+    pg_mask: np.ndarray
+    advantages: np.ndarray
+    behaviour_logprobs: np.ndarray
+    versions: np.ndarray
+    ce_weights: np.ndarray | None = None
+    teacher_logprobs: np.ndarray | None = None
+    teacher_weights: np.ndarray | None = None
+
+
+class Batch(Message):
+    """What one delivery's training consumes. `version` is the policy version the trainer holds at its first update."""
+
+    step: int
+    version: int
+    updates: int
+    temperature: float
+    sequences: tuple[TrainSequence, ...]
+
+
+class TrainedSequence(Message):
+    """Per token [T], aligned with the sequence: correction weight and whether it entered the denominator."""
+
+    trajectory_id: str
+    segment: int
+    weights: np.ndarray
+    mask: np.ndarray
+
+
+class StepResult(Message):
+    """What training a batch did: metrics by their public names, and the record of each sequence."""
+
+    step: int
+    updates: int
+    metrics: dict[str, float]
+    sequences: tuple[TrainedSequence, ...]
+
+
+class Publish(Message):
+    """Write the current weights as policy version `version` to where the policy servers read them."""
+
+    version: int
+
+
+class WeightManifest(Message):
+    """Published weights: where, how many, and what a probe prompt must give under them.
+
+    `probe_logprobs[i]` is log p(probe_token_ids[i + 1] | probe_token_ids[: i + 1]) at temperature 1, float32.
+    """
+
+    version: int
+    path: str
+    tensors: int
+    num_bytes: int
+    probe_token_ids: np.ndarray
+    probe_logprobs: np.ndarray
+
+
+class Delivery(Message):
+    """A policy server took a version: seconds paused and in all, largest probe difference in nats."""
+
+    version: int
+    paused_s: float
+    total_s: float
+    probe_max_abs: float
+
+
+class Save(Message):
+    """Write a checkpoint for `step`; `state` is the orchestrator's own (data position, version, counters), opaque.
+
+    `score` is the figure that `best` is chosen by; None keeps the best as it is.
+    """
+
+    step: int
+    state: bytes
+    score: float | None = None
+
+
+class Saved(Message):
+    """A checkpoint lies complete at `path`."""
+
+    step: int
+    path: str
+    is_best: bool
+
+
+class TrainerReady(Message):
+    """The trainer is up. `step` and `state` come from the checkpoint it resumed from; step 0 and empty without one."""
+
+    step: int
+    updates: int
+    parameters: int
+    state: bytes
+
+
+class TrainerFailed(Message):
+    """The trainer cannot go on."""
+
+    what: str
+    where: str
+    remedy: str
+    traceback: str
+
+
+class Shutdown(Message):
+    """End in good order."""
+
+
+class Event(Message):
+    """Something that happened in a run, for telemetry. `kind` is dotted (`rollout.finished`), `data` is small."""
+
+    kind: str
+    time: float
+    data: dict[str, Any] = {}
+
+
+ToTrainer = Batch | Publish | Save | Shutdown
+FromTrainer = TrainerReady | StepResult | WeightManifest | Saved | TrainerFailed
