@@ -2,7 +2,7 @@
 
 | kind | data |
 |---|---|
-| `run.started` | `run` name, `steps` total, `resumed` bool, `resumed_from` step, `versions` {package: version} |
+| `run.started` | `run` name, `steps` total, `resumed` bool, `resumed_from` step, `versions` by package |
 | `phase.started` | `phase` (`Phase`), `step`, `total` rollouts or None |
 | `rollout.finished` | `step`, `done`, `total`, `task`, `outcome`, `reward` or None |
 | `step.finished` | `step`, `metrics` {public name: number}, exactly the step's line of `metrics.jsonl` |

@@ -16,7 +16,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of every message."""
 
 
-class TrainSequence(Message):
+class TrainSequence(Message, frozen=True, kw_only=True):
     """One segment as the trainer sees it: token ids and per-token streams, all of one length T.
 
     A stream that a token does not take part in is 0 in its *mask* or *weight*, whatever its value holds:
@@ -43,7 +43,7 @@ class TrainSequence(Message):
     teacher_weights: np.ndarray | None = None
 
 
-class Batch(Message):
+class Batch(Message, frozen=True, kw_only=True):
     """What one delivery's training consumes. `version` is the policy version the trainer holds at its first update."""
 
     step: int
@@ -53,7 +53,7 @@ class Batch(Message):
     sequences: tuple[TrainSequence, ...]
 
 
-class TrainedSequence(Message):
+class TrainedSequence(Message, frozen=True, kw_only=True):
     """Per token [T], aligned with the sequence: correction weight and whether it entered the denominator."""
 
     trajectory_id: str
@@ -62,7 +62,7 @@ class TrainedSequence(Message):
     mask: np.ndarray
 
 
-class StepResult(Message):
+class StepResult(Message, frozen=True, kw_only=True):
     """What training a batch did: metrics by their public names, and the record of each sequence."""
 
     step: int
@@ -71,13 +71,13 @@ class StepResult(Message):
     sequences: tuple[TrainedSequence, ...]
 
 
-class Publish(Message):
+class Publish(Message, frozen=True, kw_only=True):
     """Write the current weights as policy version `version` to where the policy servers read them."""
 
     version: int
 
 
-class WeightManifest(Message):
+class WeightManifest(Message, frozen=True, kw_only=True):
     """Published weights: where, how many, and what a probe prompt must give under them.
 
     `probe_logprobs[i]` is log p(probe_token_ids[i + 1] | probe_token_ids[: i + 1]) at temperature 1, float32.
@@ -91,7 +91,7 @@ class WeightManifest(Message):
     probe_logprobs: np.ndarray
 
 
-class Delivery(Message):
+class Delivery(Message, frozen=True, kw_only=True):
     """A policy server took a version: seconds paused and in all, largest probe difference in nats."""
 
     version: int
@@ -100,7 +100,7 @@ class Delivery(Message):
     probe_max_abs: float
 
 
-class Save(Message):
+class Save(Message, frozen=True, kw_only=True):
     """Write a checkpoint for `step`; `state` is the orchestrator's own (data position, version, counters), opaque.
 
     `score` is the figure that `best` is chosen by; None keeps the best as it is.
@@ -111,7 +111,7 @@ class Save(Message):
     score: float | None = None
 
 
-class Saved(Message):
+class Saved(Message, frozen=True, kw_only=True):
     """A checkpoint lies complete at `path`."""
 
     step: int
@@ -119,7 +119,7 @@ class Saved(Message):
     is_best: bool
 
 
-class TrainerReady(Message):
+class TrainerReady(Message, frozen=True, kw_only=True):
     """The trainer is up. `step` and `state` come from the checkpoint it resumed from; step 0 and empty without one."""
 
     step: int
@@ -128,20 +128,21 @@ class TrainerReady(Message):
     state: bytes
 
 
-class TrainerFailed(Message):
-    """The trainer cannot go on."""
+class TrainerFailed(Message, frozen=True, kw_only=True):
+    """The trainer cannot go on. `kind` is the error's class name, so that a typed error arrives as itself."""
 
     what: str
     where: str
     remedy: str
     traceback: str
+    kind: str = ""
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True, kw_only=True):
     """End in good order."""
 
 
-class Event(Message):
+class Event(Message, frozen=True, kw_only=True):
     """Something that happened in a run, for telemetry. `kind` is dotted (`rollout.finished`), `data` is small."""
 
     kind: str

@@ -6,7 +6,8 @@ A third party implements one of these in one file and registers it by entry poin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -163,6 +164,9 @@ class Environment(Protocol):
     """Tasks, prompts and grading. Constructed as `cls(options: Mapping[str, Any])`; `ConfigError` on unknown options."""
 
     name: str
+    grade_unsubmitted: bool
+    """False: an episode that ends without `submit` gets reward 0 ungraded (else a policy learns not to submit).
+    True: whatever stands in the work tree is graded."""
 
     def tasks(self, split: Split, *, start: int, count: int, seed: int = 0) -> list[Task]:
         """Tasks [start, start + count) of a split, the same for the same arguments: `start` is the data position.
@@ -195,6 +199,19 @@ class Environment(Protocol):
 
     def reference_patch(self, task: Task) -> str:
         """The patch that solves the task."""
+        ...
+
+
+class Expert(Protocol):
+    """A scripted solver of an environment's tasks, for demonstrations. An environment may have one as `expert`
+    (attribute; None or absent where it has none)."""
+
+    @property
+    def profiles(self) -> tuple[str, ...]: ...
+
+    def turns(self, task: Task, *, rng: random.Random, profile: str) -> Generator[ToolCall, str, None]:
+        """Yields one tool call a turn and is sent its observation; `submit` is the last. `ConfigError` on an unknown
+        profile."""
         ...
 
 
