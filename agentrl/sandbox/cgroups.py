@@ -1,0 +1,184 @@
+"""Memory, process and CPU limits by cgroup directories, version 1 (one tree per controller) or 2 (one tree).
+
+Life cycle: `CgroupTree.find()` once per process → `create(name, limits)` per sandbox → `add(pid)` while the
+sandbox is held at its gate, so that all its processes are born inside → `oom_kills()` at will → `remove()`
+once they are gone. Directories are named `agentrl-<PID name space>-<owner pid>-<start ticks>-<sandbox>`: a
+reaper knows whose they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.owner import Owner
+
+_PREFIX = "agentrl-"
+_ROOT = Path("/sys/fs/cgroup")
+_CPU_PERIOD_US = 100_000
+_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One sandbox's directories: one in version 2, one per controller in version 1."""
+
+    folders: tuple[Path, ...]
+    oom_file: Path
+
+    def add(self, pid: int) -> None:
+        """Move process `pid` in. Its later children are born inside. Raises OSError."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed here for want of memory."""
+        return _count_oom_kills(self.oom_file)
+
+    def kill(self) -> int:
+        """SIGKILL every process inside; the count of those found."""
+        found: set[int] = set()
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                found |= {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
+        for pid in found - {0}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(found)
+
+    def try_remove(self) -> bool:
+        """Remove the directories; False where processes still end inside."""
+        for folder in self.folders:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+    def remove_within(self, timeout_s: float) -> bool:
+        """Kill what is inside and remove the directories, blocking up to `timeout_s`; False where something
+        stays."""
+        end = time.monotonic() + timeout_s
+        while not self.try_remove():
+            if time.monotonic() > end:
+                return False
+            self.kill()
+            time.sleep(0.01)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupTree:
+    """Where this process may make cgroups. `bases` is one folder per controller (the same one in version
+    2)."""
+
+    version: int
+    bases: dict[str, Path]
+
+    @classmethod
+    def find(cls, root: Path = _ROOT, owner: Owner | None = None) -> CgroupTree | None:
+        """The first tree in which a directory with a memory limit can really be made; None where there is
+        none."""
+        for tree in (cls._version_1(root), cls._version_2(root)):
+            if tree is None:
+                continue
+            probe = Limits(memory_bytes=1 << 30, pids=64, disk_bytes=1, shm_bytes=1, cpus=1.0)
+            try:
+                tree.create(f"probe{secrets.token_hex(4)}", probe, owner=owner or Owner.current()).try_remove()
+            except OSError:
+                continue
+            return tree
+        return None
+
+    @classmethod
+    def _version_1(cls, root: Path) -> CgroupTree | None:
+        bases = {name: root / name for name in _CONTROLLERS if (root / name / "cgroup.procs").exists()}
+        return cls(version=1, bases=bases) if {"memory", "pids"} <= bases.keys() else None
+
+    @classmethod
+    def _version_2(cls, root: Path) -> CgroupTree | None:
+        try:
+            enabled = (root / "cgroup.subtree_control").read_text().split()
+        except OSError:
+            return None
+        return cls(version=2, bases=dict.fromkeys(_CONTROLLERS, root)) if {"memory", "pids"} <= set(enabled) else None
+
+    def create(self, name: str, limits: Limits, *, owner: Owner) -> Cgroup:
+        """Make the directories of sandbox `name` with its limits set. Raises OSError, leaving nothing
+        behind."""
+        leaf = f"{_PREFIX}{owner.pid_namespace}-{owner.pid}-{owner.started}-{name}"
+        folders = {base / leaf: None for base in self.bases.values()}
+        oom = "memory.oom_control" if self.version == 1 else "memory.events"
+        group = Cgroup(folders=tuple(folders), oom_file=self.bases["memory"] / leaf / oom)
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+            for file, value in self._settings(leaf, limits):
+                file.write_text(value)
+        except OSError:
+            group.try_remove()
+            raise
+        # Swap would let a sandbox take more memory than it is given; kernels without swap accounting lack the
+        # file.
+        swap = "memory.memsw.limit_in_bytes" if self.version == 1 else "memory.swap.max"
+        with contextlib.suppress(OSError):
+            most = limits.memory_bytes if self.version == 1 else 0
+            _write_existing(self.bases["memory"] / leaf / swap, str(most))
+        return group
+
+    def _settings(self, leaf: str, limits: Limits) -> list[tuple[Path, str]]:
+        quota = max(1000, round(limits.cpus * _CPU_PERIOD_US))
+        memory, pids = self.bases["memory"] / leaf, self.bases["pids"] / leaf
+        settings = [(pids / "pids.max", str(limits.pids))]
+        if self.version == 1:
+            settings.append((memory / "memory.limit_in_bytes", str(limits.memory_bytes)))
+            if "cpu" in self.bases:
+                cpu = self.bases["cpu"] / leaf
+                settings.append((cpu / "cpu.cfs_period_us", str(_CPU_PERIOD_US)))
+                settings.append((cpu / "cpu.cfs_quota_us", str(quota)))
+        else:
+            settings.append((memory / "memory.max", str(limits.memory_bytes)))
+            if (self.bases["cpu"] / leaf / "cpu.max").exists():
+                settings.append((self.bases["cpu"] / leaf / "cpu.max", f"{quota} {_CPU_PERIOD_US}"))
+        return settings
+
+    def leftovers(self) -> list[Cgroup]:
+        """Cgroups of this PID name space's owners that are dead, by the names of their directories."""
+        here = Owner.current()
+        by_leaf: dict[str, list[Path]] = {}
+        for base in dict.fromkeys(self.bases.values()):
+            for folder in base.glob(f"{_PREFIX}{here.pid_namespace}-*-*-*"):
+                by_leaf.setdefault(folder.name, []).append(folder)
+        found = []
+        for leaf, folders in by_leaf.items():
+            pid, started = leaf.removeprefix(_PREFIX).split("-")[1:3]
+            owner = Owner.parse(f"{pid}:{started}", here.host)
+            if owner is not None and owner.is_known_dead():
+                found.append(Cgroup(folders=tuple(folders), oom_file=folders[0] / "memory.oom_control"))
+        return found
+
+
+def host_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory on the whole host."""
+    return _count_oom_kills(Path("/proc/vmstat"))
+
+
+def _count_oom_kills(file: Path) -> int:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _write_existing(file: Path, value: str) -> None:
+    if file.exists():
+        file.write_text(value)
