@@ -1,0 +1,1 @@
+"""Metrics, events, live display, report and trajectory viewer. Fed with Events and files."""

@@ -1,0 +1,170 @@
+"""What the live display knows: a pure state fed with events, and the columns it shows. No terminal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agentrl.wire import Event, EventKind
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finished step."""
+
+    step: int
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class LiveState:
+    """The last steps, the phase in progress and the alarms of the last step. Changes by `apply` alone."""
+
+    steps_total: int
+    rows: deque[Row] = field(default_factory=lambda: deque(maxlen=64))
+    run: str = ""
+    phase: str = ""
+    step: int = 0
+    done: int = 0
+    total: int | None = None
+    phase_started: float = 0.0
+    alarms: list[str] = field(default_factory=list)
+    note: str = ""
+    finished: str = ""
+
+    def apply(self, event: Event) -> None:
+        """Take one event in; an unknown kind changes nothing."""
+        data = event.data
+        self.step = int(data.get("step", self.step) or 0)
+        match event.kind:
+            case EventKind.RUN_STARTED:
+                self.run = str(data.get("run", ""))
+                self.steps_total = int(data.get("steps") or self.steps_total)
+                self.step = int(data.get("resumed_from") or 0)
+            case EventKind.PHASE_STARTED:
+                self.phase = str(data.get("phase", ""))
+                self.total = data.get("total")
+                self.done, self.phase_started = 0, event.time
+            case EventKind.ROLLOUT_FINISHED:
+                self.done = int(data.get("done", self.done + 1))
+                self.total = data.get("total", self.total)
+            case EventKind.STEP_FINISHED:
+                self.rows.append(Row(self.step, dict(data.get("metrics", {}))))
+                self.note = ""
+            case EventKind.ALARM:
+                # Alarms of an earlier step go when a later one raises its own or ends without any.
+                self.alarms = [a for a in self.alarms if a.startswith(f"step {self.step} ")]
+                self.alarms.append(f"step {self.step} {alarm_text(data)}")
+            case EventKind.NOTE:
+                self.note = str(data.get("text", ""))
+            case EventKind.RUN_FINISHED:
+                self.finished = str(data.get("outcome", "done"))
+                self.note = str(data.get("reason", "") or "")
+        if event.kind == EventKind.STEP_FINISHED:
+            self.alarms = [a for a in self.alarms if a.startswith(f"step {self.step} ")]
+
+
+def alarm_text(data: Mapping[str, object]) -> str:
+    """`name value (bound b): advice` of an alarm event's data."""
+    value, bound = data.get("value"), data.get("bound")
+    number = f" {value:.3g} (bound {bound:g})" if isinstance(value, float) and isinstance(bound, int | float) else ""
+    return f"{data.get('name', '?')}{number}: {data.get('advice', '')}"
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: header, cell text, characters it needs, and its rank: the highest rank is dropped first."""
+
+    header: str
+    cell: Callable[[Row], str]
+    width: int
+    rank: int
+    plain: str = ""
+
+
+def _number(name: str, pattern: str, scale: float = 1.0) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row.metrics.get(name)
+        return "–" if value is None else pattern.format(value * scale)
+
+    return cell
+
+
+def _percent(name: str, digits: int = 0) -> Callable[[Row], str]:
+    return _number(name, f"{{:.{digits}f}}%", 100.0)
+
+
+def agent_share(metrics: Metrics) -> float | None:
+    """Agent tokens over all tokens of the step; None where either count is missing."""
+    agent, environment = metrics.get("tokens/agent"), metrics.get("tokens/environment")
+    if agent is None or environment is None or agent + environment == 0:
+        return None
+    return agent / (agent + environment)
+
+
+def tokens_per_second(metrics: Metrics) -> float | None:
+    """All recorded tokens over the seconds of generation; None where a part is missing."""
+    seconds = metrics.get("time/generate_s")
+    if not seconds or "tokens/agent" not in metrics:
+        return None
+    return (metrics["tokens/agent"] + metrics.get("tokens/environment", 0.0)) / seconds
+
+
+def _share_cell(row: Row) -> str:
+    share = agent_share(row.metrics)
+    return "–" if share is None else f"{share:.0%}"
+
+
+def _rate_cell(row: Row) -> str:
+    rate = tokens_per_second(row.metrics)
+    return "–" if rate is None else f"{rate:,.0f}"
+
+
+def _staleness_cell(row: Row) -> str:
+    mean, most = row.metrics.get("staleness/mean"), row.metrics.get("staleness/max")
+    return "–" if mean is None or most is None else f"{mean:.1f}/{most:.0f}"
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("step", lambda row: str(row.step), 4, 0),
+    Column("solve", _percent("solve/train"), 5, 0, "solve"),
+    Column("fresh", _percent("solve/fresh"), 5, 1, "fresh"),
+    Column("unseen", _percent("solve/unseen"), 6, 4, "unseen"),
+    Column("reward", _number("reward/mean", "{:.2f}"), 6, 2, "reward"),
+    Column("tok/s", _rate_cell, 6, 3, "tok/s"),
+    Column("agent", _share_cell, 5, 6, "agent tokens"),
+    Column("conc", _number("concurrency/mean", "{:.0f}"), 4, 5, "concurrency"),
+    Column("stale", _staleness_cell, 6, 7, "staleness"),
+    Column("ess", _number("correction/ess", "{:.2f}"), 4, 3, "ess"),
+    Column("clamp", _percent("correction/clamped_fraction", 1), 5, 8, "clamped"),
+    Column("kl", _number("correction/kl", "{:.0e}"), 6, 4, "kl"),
+    Column("gen", _number("time/generate_s", "{:.1f}"), 5, 5, "generate s"),
+    Column("tool", _number("time/tool_s", "{:.1f}"), 5, 9, "tool s"),
+    Column("score", _number("time/score_s", "{:.1f}"), 5, 10, "score s"),
+    Column("train", _number("time/train_s", "{:.1f}"), 5, 6, "train s"),
+    Column("dlvr", _number("time/deliver_s", "{:.1f}"), 4, 9, "deliver s"),
+)
+
+
+def fitting_columns(width: int, *, gap: int = 2) -> tuple[Column, ...]:
+    """The columns that fit `width` characters, least important dropped first; the first two always stay."""
+    chosen = list(COLUMNS)
+    while len(chosen) > 2 and sum(c.width + gap for c in chosen) > width:
+        chosen.remove(max(chosen, key=lambda c: c.rank))
+    return tuple(chosen)
+
+
+def plain_line(row: Row, steps_total: int) -> str:
+    """One readable line of a finished step; what was not measured is left out."""
+    parts = [f"step {row.step}/{steps_total}"]
+    for column in COLUMNS[1:]:
+        text = column.cell(row)
+        if text != "–":
+            parts.append(f"{column.plain} {text}")
+    return " · ".join(parts)

@@ -1,0 +1,181 @@
+"""The live display: the same events on a terminal, on a narrow one, on a dumb one and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+
+from agentrl.telemetry.live import LiveDisplay
+from agentrl.telemetry.live_state import COLUMNS, LiveState, Row, fitting_columns, plain_line
+from agentrl.wire import Event, EventKind
+
+METRICS = {
+    "solve/train": 0.412,
+    "solve/fresh": 0.5,
+    "reward/mean": 0.41,
+    "tokens/agent": 2600.0,
+    "tokens/environment": 7400.0,
+    "time/generate_s": 5.0,
+    "time/train_s": 2.25,
+    "concurrency/mean": 47.6,
+    "staleness/mean": 0.5,
+    "staleness/max": 2.0,
+    "correction/ess": 0.987,
+    "correction/kl": 1.2e-4,
+}
+
+
+def events() -> list[Event]:
+    now = time.time()
+
+    def event(kind: str, **data: object) -> Event:
+        return Event(kind=kind, time=now, data=data)
+
+    return [
+        event(EventKind.RUN_STARTED, run="demo", steps=60),
+        event(EventKind.PHASE_STARTED, phase="generate", step=7, total=128),
+        event(EventKind.ROLLOUT_FINISHED, step=7, done=41, total=128),
+        event(EventKind.STEP_FINISHED, step=7, metrics=METRICS),
+        event(
+            EventKind.ALARM,
+            step=7,
+            name="agent/submit_rate",
+            value=0.61,
+            bound=0.8,
+            advice="read the truncated ones",
+        ),
+        event(EventKind.EVAL_FINISHED, step=7, split="fresh", solve=0.5, n=128, low=0.41, high=0.59),
+        event("later.kind", step=7),
+        event(EventKind.RUN_FINISHED, outcome="done", minutes=9.5),
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def painted(monkeypatch: pytest.MonkeyPatch, columns: int, upto: int, **environment: str) -> str:
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "TERM": "xterm-256color",
+        "COLUMNS": str(columns),
+        "LINES": "30",
+        **environment,
+    }.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    with LiveDisplay(60, stream) as display:
+        for event in events()[:upto]:
+            display.on_event(event)
+    return stream.getvalue()
+
+
+def final_screen(text: str) -> list[str]:
+    """Lines of the last repaint, without escape sequences."""
+    last = re.split(r"(?:\x1b\[1A\x1b\[2K)+", text)[-1]
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip("\r ") for line in last.split("\n")]
+
+
+def test_pipe_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    with LiveDisplay(60, stream) as display:
+        for event in events():
+            display.on_event(event)
+    assert stream.getvalue().splitlines() == [
+        "run demo: 60 steps",
+        "step 7: generating 128 rollouts",
+        "step 7/60 · solve 41% · fresh 50% · reward 0.41 · tok/s 2,000 · agent tokens 26% · concurrency 48 · "
+        "staleness 0.5/2 · ess 0.99 · kl 1e-04 · generate s 5.0 · train s 2.2",
+        "ALARM step 7: agent/submit_rate 0.61 (bound 0.8): read the truncated ones",
+        "step 7: solve rate on fresh tasks 50.0% (95 %: 41.0% to 59.0%, n = 128)",
+        "run done after 9.5 min",
+    ]
+
+
+def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = painted(monkeypatch, 120, 8, TERM="dumb")
+    assert "\x1b" not in text
+    assert "step 7/60 · solve 41%" in text
+
+
+def test_terminal_shows_table_and_status_and_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = painted(monkeypatch, 140, 5)
+    screen = final_screen(text)
+    header = next(line for line in screen if "unseen" in line)
+    assert header.split() == [column.header for column in COLUMNS]
+    row = screen[screen.index(header) + 1].split()
+    assert row[:7] == ["7", "41%", "50%", "–", "0.41", "2,000", "26%"]
+    assert any("step 7/60" in line and "generating 41/128" in line for line in screen)
+    assert any(line.startswith("! step 7 agent/submit_rate 0.61 (bound 0.8)") for line in screen)
+    assert "\x1b[1;31m! step 7" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("width", [12, 20, 40, 80])
+def test_narrow_terminal_drops_columns_and_never_wraps(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    screen = final_screen(painted(monkeypatch, width, 5))
+    assert all(len(line) <= width for line in screen)
+    header = screen[0].split()
+    assert header[:2] == ["step", "solve"]
+    assert ("fresh" in header) == (width >= 20)
+    assert len([line for line in screen if line.split()[:2] == ["7", "41%"]]) == 1
+
+
+def test_plain_may_be_asked_for() -> None:
+    stream = Terminal()
+    with LiveDisplay(60, stream, plain=True) as display:
+        display.on_event(events()[0])
+    assert stream.getvalue() == "run demo: 60 steps\n"
+
+
+def test_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = painted(monkeypatch, 100, 5, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", text)
+
+
+def test_terminal_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+
+    def fail() -> None:
+        with LiveDisplay(3, stream) as display:
+            display.on_event(events()[0])
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+
+
+def test_reader_that_went_away_does_not_end_the_run() -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    display = LiveDisplay(60, Gone())
+    for event in events():
+        display.on_event(event)
+    assert display.state.finished == "done"
+
+
+def test_alarms_of_an_earlier_step_go() -> None:
+    state = LiveState(10)
+    state.apply(Event(kind=EventKind.ALARM, time=0, data={"step": 1, "name": "a", "value": 1.0, "bound": 2}))
+    assert len(state.alarms) == 1
+    state.apply(Event(kind=EventKind.STEP_FINISHED, time=0, data={"step": 2, "metrics": {}}))
+    assert state.alarms == []
+
+
+def test_columns_drop_by_rank() -> None:
+    assert fitting_columns(500) == COLUMNS
+    assert [column.header for column in fitting_columns(24)] == ["step", "solve", "fresh"]
+    assert len(fitting_columns(1)) == 2
+
+
+def test_plain_line_leaves_out_what_was_not_measured() -> None:
+    assert plain_line(Row(3, {"reward/mean": 0.0}), 9) == "step 3/9 · reward 0.00"
