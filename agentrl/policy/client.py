@@ -1,0 +1,230 @@
+"""The policy server as a `PolicyClient`: token ids in, token ids out, over aiohttp.
+
+Waiting and failing:
+
+* a request has one deadline (`timeout_s`), reached → the connection is closed, which frees the request at
+  the server, and `DeadlineError`; it is never sent again, for the work may be healthy and merely long;
+* a connection that fails before any answer is tried again, at most twice, and only here; where the process
+  behind it is gone, and where it never answers, `PolicyDeadError`;
+* 4xx and 5xx → `PolicyRequestError` with the server's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from agentrl.errors import DeadlineError, PolicyDeadError, PolicyRequestError
+from agentrl.policy.metrics import ServerStats, parse_metrics
+from agentrl.policy.payload import (
+    empty_generation,
+    generate_body,
+    parse_generation,
+    parse_prompt_logprobs,
+    score_body,
+    version_of,
+)
+from agentrl.policy.server import Liveness, ServerExit
+from agentrl.wire import Generation, SamplingParams
+
+_TRIES = 3
+_RETRY_DELAYS_S = (0.1, 0.5)
+_DEATH_NOTICE_S = 2.0
+_CONTROL_TIMEOUT_S = 30.0
+_KEEP_ALIVE_S = 3.0  # below the server's 5 s, so that no request meets a connection that it is just closing
+_PROBE_PRIORITY = -1_000_000
+_MESSAGE_CHARS = 600
+
+# What aiohttp raises while no byte of an answer has come.
+_CONNECTION_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)
+
+
+class VllmClient:
+    """One server's client; make it inside the event loop that uses it, close it with `aclose` or `async
+    with`.
+
+    `server` is the process behind `url` where it is ours (`VllmServer`): its death turns a failed
+    connection into `PolicyDeadError` at once.
+    """
+
+    def __init__(self, url: str, *, max_model_len: int, server: Liveness | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._max_model_len = max_model_len
+        self._server = server
+        self._numbers = itertools.count()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        )
+
+    @property
+    def url(self) -> str:
+        """The server's base address."""
+        return self._url
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens, prompt and continuation together."""
+        return self._max_model_len
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        timeout_s: float,
+        priority: int = 0,
+    ) -> Generation:
+        """Sample one continuation; see `PolicyClient`. `max_tokens` is cut to the room the prompt leaves.
+
+        Lower `priority` is served first. Raises `PolicyError` or `DeadlineError`.
+        """
+        room = self._max_model_len - len(prompt_ids)
+        if room <= 0:
+            return empty_generation(prompt_tokens=len(prompt_ids))
+        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+        body = generate_body(prompt_ids, params, request_id=request_id, priority=priority)
+        started = time.monotonic()
+        data = await self._post("/inference/v1/generate", body, request_id=request_id, timeout_s=timeout_s)
+        return parse_generation(data, request_id=request_id, total_s=time.monotonic() - started)
+
+    async def prompt_logprobs(
+        self, token_ids: Sequence[int], *, timeout_s: float, request_id: str | None = None
+    ) -> np.ndarray:
+        """float32 [T − 1]: log p(token_ids[i + 1] | token_ids[: i + 1]) at temperature 1, whatever was
+        sampled.
+
+        Served before waiting rollouts. Needs 2 ≤ T < max_model_len (one token is sampled and dropped).
+        """
+        request_id = request_id or f"score-{next(self._numbers)}"
+        if not 2 <= len(token_ids) < self._max_model_len:
+            raise PolicyRequestError(
+                f"{len(token_ids)} tokens cannot be scored in a window of {self._max_model_len}",
+                where=f"request {request_id}",
+                remedy="score between 2 tokens and one less than the window",
+            )
+        body = score_body(token_ids, request_id=request_id, priority=_PROBE_PRIORITY)
+        data = await self._post("/inference/v1/generate", body, request_id=request_id, timeout_s=timeout_s)
+        return parse_prompt_logprobs(data, token_ids, request_id=request_id)
+
+    async def stats(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> ServerStats:
+        """What the server does now and did since it started."""
+        text = await self._send("GET", "/metrics", timeout_s=timeout_s, where="/metrics")
+        return parse_metrics(text.decode())
+
+    async def version(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> int:
+        """The policy version the server says it holds. Raises `WeightDeliveryError` where it holds none."""
+        data = await self._send("GET", "/weight_info", timeout_s=timeout_s, where="/weight_info")
+        return version_of(str(msgspec.json.decode(data)["weight_version"]), where=f"{self._url}/weight_info")
+
+    async def label_version(self, version: int, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> None:
+        """Call the weights that the server loaded at start `version` (an evaluation delivers none)."""
+        await self.control("/update_weight_version", {"new_version": str(version)}, timeout_s=timeout_s)
+
+    async def control(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _CONTROL_TIMEOUT_S
+    ) -> None:
+        """POST to one of the server's management routes."""
+        await self._post(path, msgspec.json.encode(body or {}), request_id=path, timeout_s=timeout_s)
+
+    async def _post(self, path: str, body: bytes, *, request_id: str, timeout_s: float) -> bytes:
+        return await self._send("POST", path, body, timeout_s=timeout_s, where=f"request {request_id}, {path}")
+
+    async def _send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float, where: str) -> bytes:
+        """The one retry layer. Returns a 200's body."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                for attempt in range(_TRIES):
+                    try:
+                        return await self._once(method, path, body, where=where)
+                    except _CONNECTION_ERRORS as error:
+                        if attempt == _TRIES - 1:
+                            raise await self._dead(error, where) from error
+                        await self._check_alive(where, wait_s=_RETRY_DELAYS_S[attempt])
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the policy server did not answer within {timeout_s:g} s",
+                where=where,
+                remedy="raise policy.request_timeout_s, or lower the load (rollout.concurrency)",
+            ) from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def _once(self, method: str, path: str, body: bytes, *, where: str) -> bytes:
+        headers = {"Content-Type": "application/json"} if body else {}
+        async with self._session.request(method, self._url + path, data=body or None, headers=headers) as answer:
+            try:
+                data = await answer.read()
+            except aiohttp.ClientPayloadError as error:  # an answer had begun: never sent again
+                raise await self._dead(error, where) from error
+            if answer.status == 200:
+                return data
+            raise PolicyRequestError(
+                f"the policy server answered {answer.status}: {_words(data)}",
+                where=where,
+                remedy="correct the request" if answer.status < 500 else "read the server's log",
+            )
+
+    async def _check_alive(self, where: str, *, wait_s: float) -> None:
+        """Wait before the next try; raise `PolicyDeadError` as soon as the process is seen to be gone."""
+        end = await self._exit_within(wait_s)
+        if end is not None:
+            raise self._death(end, where)
+
+    async def _exit_within(self, wait_s: float) -> ServerExit | None:
+        if self._server is None:
+            await asyncio.sleep(wait_s)
+            return None
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._server.wait_dead()
+        except TimeoutError:
+            return None
+
+    async def _dead(self, error: Exception, where: str) -> PolicyDeadError:
+        end = await self._exit_within(_DEATH_NOTICE_S) if self._server is not None else None
+        if end is not None:
+            return self._death(end, where)
+        return PolicyDeadError(
+            f"no connection to the policy server at {self._url}: {error}",
+            where=where,
+            remedy="see that the server runs and its address is right",
+        )
+
+    def _death(self, end: ServerExit, where: str) -> PolicyDeadError:
+        how = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
+        return PolicyDeadError(
+            f"the policy server at {self._url} {how}",
+            where=f"{where}\n{end.log_tail}".rstrip(),
+            remedy="start the run again with --resume; the server's log says why it ended",
+        )
+
+
+def _words(data: bytes) -> str:
+    """The server's own words in an error's body."""
+    text = data.decode(errors="replace").strip()
+    try:
+        message = msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return text[:_MESSAGE_CHARS]
+    if isinstance(message, dict):
+        inner = message.get("error", message.get("detail", message))
+        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    return text[:_MESSAGE_CHARS]
