@@ -8,10 +8,9 @@ import os
 import sys
 import traceback
 
-import click
 import typer
 
-from agentrl.errors import AgentRLError, DiskFullError
+from agentrl.errors import AgentRLError, DiskFullError, UsageError
 
 app = typer.Typer(
     name="agentrl",
@@ -43,10 +42,11 @@ def run() -> int:
         return int(app(standalone_mode=False) or 0)
     except AgentRLError as error:
         return fail(error)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except typer.TyperException as error:
+        # What typer finds wrong with a command line says so itself; every kind of it is a usage error.
+        getattr(error, "show", lambda: print(f"agentrl: {error}", file=sys.stderr))()
+        return UsageError.exit_code
+    except (KeyboardInterrupt, typer.Abort):
         print("agentrl: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:

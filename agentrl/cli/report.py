@@ -14,7 +14,9 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def report(
         runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="One or several run folders.")],
-        out: Annotated[Path | None, typer.Option("--out", help="The page; default: report.html in the first run.")] = None,
+        out: Annotated[
+            Path | None, typer.Option("--out", help="The page; default: report.html in the first run.")
+        ] = None,
     ) -> int:
         """Write one self-contained report.html over one or several runs."""
         from agentrl.run.folder import check_run_folder

@@ -6,6 +6,7 @@ from agentrl.config.models import (
     AgentConfig,
     AlarmConfig,
     CheckpointConfig,
+    DemonstrationConfig,
     EnvironmentConfig,
     EvalConfig,
     LossConfig,
@@ -14,8 +15,11 @@ from agentrl.config.models import (
     RolloutConfig,
     RunConfig,
     SandboxConfig,
+    SftConfig,
     ToolsConfig,
     TrainConfig,
+    WarmStartConfig,
+    WarmStartStage,
 )
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "AlarmConfig",
     "CheckpointConfig",
     "CorrectionConfig",
+    "DemonstrationConfig",
     "EnvironmentConfig",
     "EvalConfig",
     "LossConfig",
@@ -33,8 +38,11 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "SandboxConfig",
+    "SftConfig",
     "ToolsConfig",
     "TrainConfig",
+    "WarmStartConfig",
+    "WarmStartStage",
     "correction_preset",
     "preset_names",
 ]

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import tomlkit
 from pydantic import BaseModel, ValidationError
 
-from agentrl.config.models import RunConfig
+from agentrl.config.models import RunConfig, WarmStartConfig
 from agentrl.errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def list_presets() -> tuple[str, ...]:
-    """Names of the shipped presets."""
-    return tuple(sorted(p.stem for p in PRESETS.glob("*.toml")))
+def list_presets(kind: str = "train") -> tuple[str, ...]:
+    """Names of the shipped presets: of `train` (eval's too) or of `sft`."""
+    return tuple(sorted(p.stem for p in (PRESETS / kind).glob("*.toml")))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read: {error.strerror}", where=str(path), remedy="check the path") from error
 
 
-def read_preset(name: str) -> dict[str, Any]:
+def read_preset(name: str, kind: str = "train") -> dict[str, Any]:
     """The tables of a shipped preset. Raises ConfigError that lists the names."""
-    if name not in list_presets():
-        raise ConfigError(f"no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(list_presets())}")
-    return read_toml(PRESETS / f"{name}.toml")
+    if name not in list_presets(kind):
+        raise ConfigError(f"no preset {name!r}", where="--preset", remedy=f"one of: {', '.join(list_presets(kind))}")
+    return read_toml(PRESETS / kind / f"{name}.toml")
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,17 +147,34 @@ def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Sequence[str] = (), **settings: Any
 ) -> RunConfig:
     """The resolved configuration of a run; `settings` are top-level values of the command itself, the last to win."""
+    return _load(RunConfig, "train", preset=preset, file=file, overrides=overrides, settings=settings)
+
+
+def load_warm_start(
+    *, preset: str | None = None, file: Path | None = None, overrides: Sequence[str] = ()
+) -> WarmStartConfig:
+    """The resolved configuration of `agentrl sft`."""
+    return _load(WarmStartConfig, "sft", preset=preset, file=file, overrides=overrides, settings={})
+
+
+def _load(
+    model: type[Model],
+    kind: str,
+    *,
+    preset: str | None,
+    file: Path | None,
+    overrides: Sequence[str],
+    settings: Mapping[str, Any],
+) -> Model:
     tables: dict[str, Any] = {}
     if preset is not None:
-        tables = merge(tables, read_preset(preset))
+        tables = merge(tables, read_preset(preset, kind))
     if file is not None:
         tables = merge(tables, read_toml(file))
     tables = merge(tables, parse_overrides(overrides))
     tables = merge(tables, {k: v for k, v in settings.items() if v is not None})
-    where = " + ".join(
-        [*([f"preset {preset}"] if preset else []), *([str(file)] if file else []), *(["command line"] if overrides else [])]
-    )
-    return build(RunConfig, tables, where=where or "defaults")
+    sources = [f"preset {preset}" if preset else "", str(file) if file else "", "command line" if overrides else ""]
+    return build(model, tables, where=" + ".join(filter(None, sources)) or "defaults")
 
 
 def dump_toml(config: BaseModel) -> str:

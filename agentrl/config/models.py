@@ -36,7 +36,7 @@ class SandboxConfig(_Model):
 
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
     image: str = "agentrl/base"
-    size: int = Field(32, ge=1, le=4096, description="most sandboxes alive at once")
+    size: int = Field(80, ge=1, le=4096, description="most sandboxes alive at once")
     starters: int = Field(4, ge=1, le=64, description="most sandboxes starting at once")
     reuse: int = Field(64, ge=1, description="leases of one sandbox, wiped between; 1 starts one per lease")
     memory_mb: int = Field(1024, ge=64)
@@ -50,6 +50,12 @@ class ToolsConfig(_Model):
     """The agent's tools and how their results read."""
 
     call_format: Literal["qwen3_coder", "hermes"] = "qwen3_coder"
+    chat_template: Literal["model", "chatml"] = Field(
+        "model", description="model: the tokenizer's own; chatml: agentrl's, for ChatML models without tools"
+    )
+    described_by: Literal["prompt", "template"] = Field(
+        "prompt", description="prompt: the environment's prompt names the tools; template: JSON schemas by the template"
+    )
     observations: Literal["full", "compact"] = Field(
         "full", description="full: the editor's own words with line numbers; compact: file content and short replies"
     )
@@ -72,7 +78,7 @@ class PolicyConfig(_Model):
 
     model: str = "tiny"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    max_model_len: int = Field(2048, ge=64)
+    max_model_len: int = Field(16_384, ge=64)
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=64)
     kv_cache_mb: int | None = Field(None, ge=16, description="KV room on a CPU; None: 256 there, vLLM's own on a GPU")
@@ -167,6 +173,31 @@ class TrainConfig(_Model):
         return data
 
 
+class SftConfig(_Model):
+    """Supervised warm start: `muon` (weight matrices by Muon, the rest by AdamW) or `adamw` alone."""
+
+    steps: int = Field(600, ge=1)
+    sequences_per_batch: int = Field(8, ge=1)
+    tokens_per_microbatch: int = Field(4096, ge=64, description="padded tokens in one forward pass")
+    optimizer: Literal["muon", "adamw"] = "muon"
+    matrix_learning_rate: float = Field(0.02, gt=0, description="Muon's, for weight matrices")
+    learning_rate: float = Field(3e-3, gt=0, description="AdamW's: embeddings and norms beside Muon, all without it")
+    warmup_steps: int = Field(40, ge=0)
+    decay_fraction: float = Field(0.4, ge=0, le=1, description="last part of the steps, of linear decay to 0")
+    grad_clip: float = Field(1.0, gt=0)
+    agent_weight: float = Field(1.0, ge=0, description="cross-entropy weight of the agent's tokens")
+    observation_weight: float = Field(0.3, ge=0, description="… of prompt and environment tokens")
+
+    @model_validator(mode="after")
+    def validate_effects(self) -> SftConfig:
+        default = type(self).model_fields["matrix_learning_rate"].default
+        if self.optimizer == "adamw" and self.matrix_learning_rate != default:
+            raise ValueError("sft.matrix_learning_rate has no effect with optimizer `adamw`; remedy: remove it")
+        if self.agent_weight == 0 and self.observation_weight == 0:
+            raise ValueError("sft.agent_weight and sft.observation_weight are both 0: nothing is trained")
+        return self
+
+
 class EvalConfig(_Model):
     """Evaluation during training and by `agentrl eval`."""
 
@@ -218,6 +249,11 @@ class RunConfig(_Model):
                 f"agent.max_tokens ({self.agent.max_tokens}) exceeds policy.max_model_len "
                 f"({self.policy.max_model_len}); remedy: lower the first or raise the second"
             )
+        if self.rollout.concurrency > self.sandbox.size:
+            raise ValueError(
+                f"rollout.concurrency ({self.rollout.concurrency}) exceeds sandbox.size ({self.sandbox.size}): every "
+                "rollout holds a sandbox; remedy: lower the first or raise the second"
+            )
         if self.train.updates_per_step > self.rollout.groups:
             raise ValueError(
                 f"train.updates_per_step ({self.train.updates_per_step}) exceeds rollout.groups "
@@ -229,3 +265,30 @@ class RunConfig(_Model):
                 "train.advantage.name=reward or a larger group"
             )
         return self
+
+
+class DemonstrationConfig(_Model):
+    """Expert trajectories made in real sandboxes: how many, by which profile of the environment's expert."""
+
+    count: int = Field(ge=1)
+    profile: str = "careful"
+
+
+class WarmStartStage(SftConfig):
+    """One stage of a warm start: its demonstrations, and how it trains on them."""
+
+    demonstrations: DemonstrationConfig
+
+
+class WarmStartConfig(_Model):
+    """`agentrl sft`: tokenizer and tiny policy from nothing, trained stage by stage."""
+
+    seed: int = Field(0, ge=0)
+    vocab_size: int = Field(1024, ge=300)
+    tokenizer_demonstrations: int = Field(2000, ge=1, description="the first stage's, that the tokenizer is trained on")
+    concurrency: int = Field(16, ge=1, description="demonstrations played at once")
+    threads: int = Field(1, ge=1, description="torch threads of the training")
+    environment: EnvironmentConfig = EnvironmentConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    agent: AgentConfig = AgentConfig()
+    stages: tuple[WarmStartStage, ...] = Field(min_length=1)

@@ -67,7 +67,9 @@ def _docker() -> Finding:
     except subprocess.TimeoutExpired:
         return Finding("Docker daemon", False, "does not answer within 5 s", remedy, needed=False)
     ok = shown.returncode == 0
-    return Finding("Docker daemon", ok, shown.stdout.strip() if ok else "none answers", "" if ok else remedy, needed=False)
+    return Finding(
+        "Docker daemon", ok, shown.stdout.strip() if ok else "none answers", "" if ok else remedy, needed=False
+    )
 
 
 def _bubblewrap(docker: bool) -> Finding:

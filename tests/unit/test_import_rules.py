@@ -49,14 +49,17 @@ def modules() -> list[tuple[Path, str, str]]:
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
-    """(line, dotted name) of every import in the file, those inside functions too."""
+    """(line, dotted name) of every import in the file, those inside functions too, relative ones resolved."""
     names = []
+    top = ROOT if path.is_relative_to(ROOT / "agentrl") else path.parents[len(path.relative_to(ROOT).parts) - 2]
+    package = path.relative_to(top).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            names += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            names += [(node.lineno, f"{source}.{alias.name}") for alias in node.names]
     return names
 
 
