@@ -1,0 +1,1 @@
+"""Generated repositories: names, function templates, tasks, the family and its scripted expert."""

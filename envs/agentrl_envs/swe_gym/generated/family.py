@@ -1,0 +1,164 @@
+"""Generated tasks as an environment's family: prompts, work trees, patches and grading without a git
+repository.
+
+Grading is what a training step does most, so it takes two sandbox calls: the work tree with the candidate's
+change and the hidden tests goes in as one tar, and one pytest session runs in the resident runner.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+
+import msgspec
+
+from agentrl.errors import GradingTimeoutError, SetupFailedError
+from agentrl.trajectory import Split
+from agentrl.wire import ChatMessage, Grade, Sandbox, Task
+from agentrl_envs.swe_gym.archives import pack
+from agentrl_envs.swe_gym.diffs import apply_exact, make_patch
+from agentrl_envs.swe_gym.generated.expert import GeneratedExpert
+from agentrl_envs.swe_gym.generated.tasks import HIDDEN_TEST, GeneratedTask, make_task
+from agentrl_envs.swe_gym.grade_program import SECTION_FILES, is_configuration, pytest_settings
+from agentrl_envs.swe_gym.grading import run_grade_program
+from agentrl_envs.swe_gym.prompts import generated_prompt
+from agentrl_envs.swe_gym.verdict import judge
+
+_SEED_STRIDE = 50_000
+_TEST_TIMEOUT_S = 60.0
+_COLLECT_LIMIT_BYTES = 32 * 1024 * 1024
+_COLLECTED = "/tmp/.agentrl-collect.tar"
+# Only the status of each test counts, and the hidden tests are plain functions: no rewriting of assertions, no
+# output to read, and none of the plugins that plain functions do not need (a fifth of a session's CPU time).
+_UNUSED_PLUGINS = (
+    *("doctest", "faulthandler", "junitxml", "legacypath", "logging", "monkeypatch", "pastebin", "recwarn"),
+    *("setuponly", "setupplan", "stepwise", "threadexception", "tmpdir", "unittest", "unraisableexception", "warnings"),
+)
+_TEST_ARGUMENTS = (
+    *("--assert=plain", "--tb=no", "--color=no"),
+    *(argument for plugin in _UNUSED_PLUGINS for argument in ("-p", f"no:{plugin}")),
+    HIDDEN_TEST,
+)
+_TEST_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+class GeneratedFamily:
+    """Tasks made from seeds; nothing is read from disk."""
+
+    grade_unsubmitted = False
+
+    def __init__(self, *, environment: str, image: str) -> None:
+        self._environment = environment
+        self._image = image
+        self.expert = GeneratedExpert()
+
+    def tasks(self, split: Split, *, start: int, count: int, seed: int) -> list[Task]:
+        """Endless in every split. Seeds of different `seed` arguments are 50,000 apart."""
+        return [self._task(split, seed * _SEED_STRIDE + index) for index in range(start, start + count)]
+
+    def _task(self, split: Split, number: int) -> Task:
+        data = msgspec.to_builtins(make_task(number, split))
+        return Task(id=f"generated-{split.value}-{number}", environment=self._environment, split=split, data=data)
+
+    def tool_names(self, task: Task) -> tuple[str, ...]:
+        return ("bash", "view", "str_replace", "submit")
+
+    def prompt(self, task: Task) -> list[ChatMessage]:
+        return generated_prompt(_content(task).issue)
+
+    def image(self, task: Task) -> str:
+        return self._image
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        await sandbox.unpack(pack(_content(task).files))
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> str:
+        """A diff of every regular text file against the task's; caches of the interpreter and of pytest are
+        left out."""
+        command = (
+            f"rm -rf {_COLLECTED}; exec tar -cf {_COLLECTED} "
+            "--exclude=__pycache__ --exclude=.pytest_cache --exclude=.git ."
+        )
+        result = await sandbox.run(command, timeout_s=60.0)
+        archive = await sandbox.read_file(_COLLECTED, limit_bytes=_COLLECT_LIMIT_BYTES)
+        if result.exit_code != 0 or archive is None:
+            raise SetupFailedError(
+                f"the work tree could not be collected: {result.output[-300:]}",
+                where=f"task {task.id}, {sandbox.id}",
+            )
+        files, binary = _unpack_text(archive)
+        noted = "".join(f"Binary file {path} is left out\n" for path in binary)
+        return noted + make_patch(_content(task).files, files)
+
+    async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
+        content = _content(task)
+        how = await self._lay_out(content, task, sandbox, patch)
+        if how is None:
+            return Grade(reward=0.0, resolved=False, log="the patch does not apply")
+        report = await sandbox.run_tests(_TEST_ARGUMENTS, timeout_s=_TEST_TIMEOUT_S, canary=True, env=_TEST_ENVIRONMENT)
+        if report.timed_out:
+            raise GradingTimeoutError(
+                f"the hidden tests did not end within {_TEST_TIMEOUT_S:.0f} s",
+                where=f"task {task.id}, {sandbox.id}",
+            )
+        verdict = judge(report, fail_to_pass=list(content.fail_to_pass), pass_to_pass=list(content.pass_to_pass))
+        asserted = {**content.fail_to_pass, **content.pass_to_pass}
+        shown = [f"{status}: {asserted[test]}" for test, status in verdict.tests.items() if status != "passed"]
+        log = "\n".join([how, *verdict.log, *shown])
+        return Grade(reward=float(verdict.resolved), resolved=verdict.resolved, log=log, tests=verdict.tests)
+
+    async def _lay_out(self, content: GeneratedTask, task: Task, sandbox: Sandbox, patch: str) -> str | None:
+        """The tree to be tested, in the sandbox; how the patch went on, or None where it did not."""
+        visible = {
+            path: text for path, text in content.files.items() if path != content.module and path.startswith("test_")
+        }
+        tests = {**visible, HIDDEN_TEST: content.hidden_test}
+        changed = apply_exact(content.files, patch) if patch.strip() else dict(content.files)
+        if changed is not None:
+            await sandbox.unpack(pack({**_neutral(content.files, changed), **tests}))
+            return "patch applied exactly"
+        await sandbox.unpack(pack(content.files))
+        result = await run_grade_program(sandbox, where=f"task {task.id}", patch=patch, test_files=tests)
+        return f"patch applied by {result.applied}" if result.applied else None
+
+    def reference_patch(self, task: Task) -> str:
+        content = _content(task)
+        return make_patch(content.files, {**content.files, content.module: content.solution})
+
+
+def _content(task: Task) -> GeneratedTask:
+    return msgspec.convert(task.data, GeneratedTask)
+
+
+def _neutral(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """`after` with what steers a test session as it was `before`, and nothing that stands where the hidden
+    tests go."""
+    files = {path: text for path, text in after.items() if not path.startswith(f"{HIDDEN_TEST}/")}
+    for path in {*before, *after}:
+        name = path.rsplit("/", 1)[-1]
+        steers = is_configuration(path) or (
+            name in SECTION_FILES and pytest_settings(name, before.get(path)) != pytest_settings(name, after.get(path))
+        )
+        if steers and path in before:
+            files[path] = before[path]
+        elif steers:
+            files.pop(path, None)
+    return files
+
+
+def _unpack_text(archive: bytes) -> tuple[dict[str, str], list[str]]:
+    """(path → text, paths that are no UTF-8) of the regular files in a tar made inside a sandbox."""
+    files: dict[str, str] = {}
+    binary: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            stream = tar.extractfile(member) if member.isreg() else None
+            if stream is None:
+                continue
+            path = member.name.removeprefix("./")
+            try:
+                files[path] = stream.read().decode()
+            except UnicodeDecodeError:
+                binary.append(path)
+    return files, sorted(binary)

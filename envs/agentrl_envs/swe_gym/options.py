@@ -1,0 +1,68 @@
+"""The environment's own settings: `environment.<key>` of a run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentrl.errors import ConfigError
+
+BASE_IMAGE = "agentrl/base"
+GENERATED = "generated"
+_OF_ROWS = ("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "test_timeout_s")
+
+
+class SweGymOptions(BaseModel):
+    """Unknown keys and keys without effect are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = Field(GENERATED, min_length=1, description="generated, a .jsonl or .parquet file, or a hub name")
+    hub_split: str = Field("train", description="which split of a hub data set")
+    bundles: Path | None = Field(None, description="folder of git bundles; None: the folder of the data set file")
+    split_file: Path | None = Field(None, description="JSON with the ids of train, fresh and unseen")
+    fresh_fraction: float = Field(0.2, ge=0, le=1, description="share of rows held out as fresh, by content hash")
+    unseen_repos: tuple[str, ...] = Field((), description="repositories held out as unseen")
+    kinds: tuple[str, ...] = Field(("good",), description="rows kept, by x_kind where they have it", min_length=1)
+    image: str | None = Field(
+        None,
+        description="image of every task; None: the row's own, or the base image; {id} is the instance id",
+    )
+    test_timeout_s: float = Field(600.0, ge=1, description="allowance of a test run where the row records no duration")
+
+    @model_validator(mode="after")
+    def validate_effects(self) -> SweGymOptions:
+        is_file = Path(self.dataset).suffix in (".jsonl", ".parquet")
+        if self.dataset == GENERATED:
+            idle, reason = sorted(self.model_fields_set & set(_OF_ROWS)), "with dataset `generated`"
+        elif is_file:
+            idle, reason = sorted(self.model_fields_set & {"hub_split"}), "with a data set file"
+        else:
+            idle, reason = [], ""
+        if self.split_file is not None:
+            clash = sorted(self.model_fields_set & {"fresh_fraction", "unseen_repos"})
+            idle, reason = (idle, reason) if idle else (clash, "beside split_file")
+        if idle:
+            names = ", ".join(f"environment.{key}" for key in idle)
+            raise ValueError(f"{names}: no effect {reason}; remedy: remove it")
+        return self
+
+
+def parse_options(options: Mapping[str, Any]) -> SweGymOptions:
+    """Validated options; `ConfigError` names every bad key and what it may be."""
+    try:
+        return SweGymOptions.model_validate(dict(options))
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors():
+            key = ".".join(["environment", *map(str, problem["loc"])])
+            message = problem["msg"].removeprefix("Value error, ")
+            problems.append(message if not problem["loc"] else f"{key}: {message}")
+        raise ConfigError(
+            "; ".join(problems),
+            where="environment (swe-gym)",
+            remedy=f"known keys: {', '.join(SweGymOptions.model_fields)}",
+        ) from error

@@ -1,0 +1,211 @@
+"""Real rows as an environment's family: trees from bundles or from the image, patches by git, grading by
+named tests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import ConfigError, DatasetError, SetupFailedError
+from agentrl.trajectory import Split
+from agentrl.wire import ChatMessage, Grade, Sandbox, Task
+from agentrl_envs.swe_gym.grading import grade_row
+from agentrl_envs.swe_gym.options import BASE_IMAGE, SweGymOptions
+from agentrl_envs.swe_gym.prompts import row_prompt
+from agentrl_envs.swe_gym.rows import Row, TreeRef, is_file_name, load_rows
+from agentrl_envs.swe_gym.splits import epoch_order, split_by_file, split_rows
+from agentrl_envs.swe_gym.trees import TreeStore
+
+_TOOLS = ("bash", "view", "create", "str_replace", "insert", "undo_edit", "submit")
+_WORKDIR = "/testbed"
+_SETUP_TIMEOUT_S = 120.0
+_PATCH_LIMIT_BYTES = 32 * 1024 * 1024
+_COLLECTED = "/tmp/.agentrl-collect.patch"
+_DURATION_FACTOR, _MIN_TEST_TIMEOUT_S = 5.0, 60.0
+_BASE_REF = "refs/agentrl/base"  # a commit of the agent's on `main` does not move it
+
+_GIT = (
+    "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1; git() { command git "
+    "-c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.quotePath=true "
+    '-c user.name=base -c user.email=base@localhost "$@"; }; '
+)
+# An image's own repository: everything but caches becomes the single commit, so that a reset brings all of it
+# back.
+_CUT_IMAGE = _GIT + (
+    "set -e; rm -rf .git; git init -q --template= -b main; "
+    "git add -A -f -- . ':!*.pyc' ':!**/__pycache__/**'; git commit -q --allow-empty -m base; "
+    f"git update-ref {_BASE_REF} HEAD"
+)
+_DIFF = (
+    "{git}set -e; rm -rf {out}; git add -A; "
+    "git {attributes}diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames "
+    "--src-prefix=a/ --dst-prefix=b/ {base} -- > {out}"
+)
+_ALL_BINARY = "-c core.attributesFile=/tmp/.agentrl-attributes "
+
+
+class RowFamily:
+    """Rows of one data set in three splits."""
+
+    expert = None
+    grade_unsubmitted = True
+
+    def __init__(self, *, environment: str, options: SweGymOptions) -> None:
+        self._environment = environment
+        self._options = options
+        rows = _chosen(load_rows(options.dataset, hub_split=options.hub_split), options)
+        folder = options.bundles
+        if folder is None and is_file_name(options.dataset):
+            folder = Path(options.dataset).expanduser().parent
+        self._folder = folder.expanduser() if folder is not None else None
+        self._trees = TreeStore(self._folder) if self._folder is not None else None
+        if options.split_file is not None:
+            self._splits = split_by_file(rows, options.split_file.expanduser())
+        else:
+            self._splits = split_rows(rows, fresh_fraction=options.fresh_fraction, unseen_repos=options.unseen_repos)
+
+    def tasks(self, split: Split, *, start: int, count: int, seed: int) -> list[Task]:
+        """Train is endless, shuffled anew in each pass by `seed`; fresh and unseen are lists in the data's
+        order."""
+        rows = self._splits[split]
+        if split is not Split.TRAIN:
+            return [self._task(row, split) for row in rows[start : start + count]]
+        if not rows:
+            raise DatasetError(
+                "no row is left to train on",
+                where=self._options.dataset,
+                remedy="lower environment.fresh_fraction, or name fewer unseen_repos",
+            )
+        return [self._task(row, split) for row in epoch_order(rows, seed=seed, start=start, count=count)]
+
+    def _task(self, row: Row, split: Split) -> Task:
+        return Task(id=row.instance_id, environment=self._environment, split=split, data=msgspec.to_builtins(row))
+
+    def tool_names(self, task: Task) -> tuple[str, ...]:
+        return _TOOLS
+
+    def prompt(self, task: Task) -> list[ChatMessage]:
+        row = _row(task)
+        return row_prompt(repo=row.repo, workdir=_WORKDIR, problem_statement=row.problem_statement)
+
+    def image(self, task: Task) -> str:
+        row = _row(task)
+        derived = (
+            BASE_IMAGE if self._tree_ref(row) else f"xingyaoww/sweb.eval.x86_64.{row.instance_id.replace('__', '_s_')}"
+        )
+        return (self._options.image or row.image or derived).replace("{id}", row.instance_id)
+
+    def _tree_ref(self, row: Row) -> TreeRef | None:
+        """The row's tree in a bundle: the one it names, or its instance id in its repository's bundle."""
+        if row.tree is not None:
+            return row.tree
+        name = f"{row.repo.replace('/', '__')}.bundle"
+        if self._folder is not None and (self._folder / name).is_file():
+            return TreeRef(bundle=name, ref=row.instance_id)
+        return None
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        row = _row(task)
+        ref = self._tree_ref(row)
+        if ref is not None:
+            if self._trees is None:
+                raise ConfigError(
+                    "environment.bundles is not set, and the rows' trees lie in bundles",
+                    where=f"row {row.instance_id}",
+                    remedy="set environment.bundles to the folder of the bundles",
+                )
+            tree = await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")
+            await sandbox.unpack(tree.archive)
+            return
+        result = await sandbox.run(_CUT_IMAGE, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+        if result.exit_code != 0:
+            raise SetupFailedError(
+                f"the image's repository could not be cut: {result.output[-300:]}",
+                where=f"row {row.instance_id}, image {sandbox.image}, {sandbox.workdir}",
+                remedy="use an image with the repository in its work tree, or give bundles",
+            )
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> str:
+        """`git diff --binary` of the work tree against the base commit, new files included, ignored ones not."""
+        base = await self._base(task)
+        if not await self._write_diff(sandbox, base, attributes=""):
+            await self._restore_repository(task, sandbox)
+            if not await self._write_diff(sandbox, base, attributes=""):
+                raise SetupFailedError("git diff failed", where=f"row {task.id}, sandbox {sandbox.id}")
+        patch = await self._read_patch(task, sandbox)
+        try:
+            return patch.decode()
+        except UnicodeDecodeError:
+            # text in another encoding: as binary hunks the same change is plain ASCII
+            await sandbox.write_files({"/tmp/.agentrl-attributes": b"* binary\n"})
+            await self._write_diff(sandbox, base, attributes=_ALL_BINARY)
+            return (await self._read_patch(task, sandbox)).decode()
+
+    async def _base(self, task: Task) -> str:
+        """The base commit in the sandbox. The host knows a bundle's; an image's is kept under a ref of ours."""
+        row = _row(task)
+        ref = self._tree_ref(row)
+        if ref is None or self._trees is None:
+            return _BASE_REF
+        return (await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")).commit
+
+    async def _write_diff(self, sandbox: Sandbox, base: str, *, attributes: str) -> bool:
+        command = _DIFF.format(git=_GIT, out=_COLLECTED, attributes=attributes, base=base)
+        result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+        return result.exit_code == 0
+
+    async def _restore_repository(self, task: Task, sandbox: Sandbox) -> None:
+        """The agent broke or removed `.git`: a fresh one from the host, the agent's files untouched."""
+        row = _row(task)
+        ref = self._tree_ref(row)
+        if ref is None or self._trees is None:
+            return
+        tree = await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")
+        # git knows a repository by these two folders, and the packed one has empty ones
+        command = "rm -rf .git && mkdir -p .git/refs .git/objects"
+        await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+        await sandbox.write_files(tree.repository_files())
+
+    async def _read_patch(self, task: Task, sandbox: Sandbox) -> bytes:
+        patch = await sandbox.read_file(_COLLECTED, limit_bytes=_PATCH_LIMIT_BYTES)
+        if patch is None:
+            raise SetupFailedError("the collected patch is gone", where=f"row {task.id}, sandbox {sandbox.id}")
+        return patch
+
+    async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
+        row = _row(task)
+        await self.prepare(task, sandbox)
+        return await grade_row(row, sandbox, patch, timeout_s=self._test_timeout_s(row))
+
+    def _test_timeout_s(self, row: Row) -> float:
+        if row.duration_s is None:
+            return self._options.test_timeout_s
+        return max(_MIN_TEST_TIMEOUT_S, _DURATION_FACTOR * row.duration_s)
+
+    def reference_patch(self, task: Task) -> str:
+        return _row(task).patch
+
+
+def _row(task: Task) -> Row:
+    return msgspec.convert(task.data, Row)
+
+
+def _chosen(rows: list[Row], options: SweGymOptions) -> list[Row]:
+    """Rows of the wanted kinds; rows without a kind are kept."""
+    kinds = {row.kind for row in rows if row.kind is not None}
+    if "kinds" in options.model_fields_set and not kinds & set(options.kinds):
+        raise ConfigError(
+            f"environment.kinds {list(options.kinds)} matches no row",
+            where=options.dataset,
+            remedy=f"kinds here: {', '.join(sorted(kinds)) or 'none, the rows have no x_kind'}",
+        )
+    chosen = [row for row in rows if row.kind is None or row.kind in options.kinds]
+    if not chosen:
+        raise DatasetError(
+            f"no row is of the wanted kinds {list(options.kinds)}",
+            where=options.dataset,
+            remedy="set environment.kinds",
+        )
+    return chosen

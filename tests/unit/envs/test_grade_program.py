@@ -1,0 +1,247 @@
+"""The program that runs before the tests: patches go on to the byte, what judges is put back, honest files
+stay."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl_envs.swe_gym import grade_program
+from agentrl_envs.swe_gym.diffs import make_patch
+from agentrl_envs.swe_gym.grade_program import is_configuration, pytest_settings
+
+BASE = {
+    "pkg/__init__.py": "",
+    "pkg/core.py": "def f():\n    return 1\n\n\ndef g():\n    return 2\n",
+    "tests/test_core.py": "from pkg.core import f\n\ndef test_f():\n    assert f() == 2\n",
+    "tests/helper.py": "X = 1\n",
+    "tests/conftest.py": "",
+    "setup.cfg": "[metadata]\nname = pkg\n\n[tool:pytest]\naddopts = -q\n",
+    "pyproject.toml": '[project]\nname = "pkg"\n',
+    "crlf.txt": "a\r\nb\r\nc\r\n",
+}
+MENDED = {"pkg/core.py": BASE["pkg/core.py"].replace("return 1", "return 2")}
+TEST_PATCH = make_patch(
+    {"tests/test_core.py": BASE["tests/test_core.py"]},
+    {
+        "tests/test_core.py": BASE["tests/test_core.py"] + "\ndef test_new():\n    assert f() == 2\n",
+        "tests/test_b.py": "# b\n",
+    },
+)
+
+
+@pytest.fixture
+def grade(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], dict[str, str]]]:
+    """Runs the program as the sandbox does, in a tree of `BASE`; its report, and the files it leaves."""
+
+    def run(patch: str, *, prepare: str = "", **payload: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        root = tmp_path / "tree"
+        for path, text in BASE.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(text.encode())
+        if prepare:
+            subprocess.run(["bash", "-c", prepare], cwd=root, check=True)
+        full = {"patch": patch, "test_patch": "", "test_paths": ["tests"], "test_files": {}} | payload
+        program = Path(grade_program.__file__).read_text()
+        boot = (
+            "import json, sys; n = {'__name__': 'p'}; exec(sys.argv[1], n); "
+            "print(json.dumps(n['main'](json.load(sys.stdin))))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", boot, program],
+            cwd=root,
+            input=json.dumps(full),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        files = {
+            str(path.relative_to(root)): path.read_bytes().decode(errors="surrogateescape")
+            for path in root.rglob("*")
+            if path.is_file() and ".git" not in path.parts
+        }
+        return json.loads(done.stdout), files
+
+    return run
+
+
+Grade = Callable[..., tuple[dict[str, Any], dict[str, str]]]
+
+
+def change(files: dict[str, str | None]) -> str:
+    after = {path: text for path, text in {**BASE, **files}.items() if text is not None}
+    return make_patch(BASE, after)
+
+
+def test_patch_and_test_patch_go_on(grade: Grade) -> None:
+    report, files = grade(change(dict(MENDED)), test_patch=TEST_PATCH)
+    assert report == {"applied": "apply", "attempts": [], "undone": [], "test_error": ""}
+    assert files["pkg/core.py"] == MENDED["pkg/core.py"]
+    assert "test_new" in files["tests/test_core.py"]
+    assert files["tests/test_b.py"] == "# b\n"
+
+
+def test_an_empty_patch_leaves_the_tree(grade: Grade) -> None:
+    report, files = grade("")
+    assert report["applied"] == "unchanged"
+    assert files == BASE
+
+
+def test_patch_bytes_are_kept(grade: Grade) -> None:
+    """CRLF, trailing blanks, no newline at the end, a blank context line at the patch's end."""
+    after: dict[str, str | None] = {
+        "crlf.txt": "a\r\nB\r\nc\r\n",
+        "trail.txt": "x  \n\t\nend",
+        "pkg/core.py": BASE["pkg/core.py"].replace("return 2", "return 3 "),
+    }
+    report, files = grade(change(after))
+    assert report["applied"] == "apply"
+    assert {path: files[path] for path in after} == after
+
+
+def test_a_shifted_patch_needs_the_last_way(grade: Grade) -> None:
+    patch = change(dict(MENDED)).replace(" \n", " \n").replace(" def f():", " def f() -> int:")
+    report, files = grade(patch)
+    assert report["applied"] == "patch"
+    assert len(report["attempts"]) == 3
+    assert files["pkg/core.py"] == MENDED["pkg/core.py"]
+    assert not [path for path in files if path.endswith((".rej", ".orig"))]
+
+
+def test_a_patch_that_fits_nowhere_leaves_no_trace(grade: Grade) -> None:
+    good_half = change({"new.py": "1\n"})
+    report, files = grade(good_half + change(dict(MENDED)).replace("return 1", "return 77").replace("def", "fed"))
+    assert report["applied"] is None
+    assert len(report["attempts"]) == 4
+    assert files == BASE
+
+
+@pytest.mark.parametrize("path", [".git/config", ".git/hooks/pre-commit", "../outside"])
+def test_a_patch_cannot_reach_the_repository_or_the_outside(grade: Grade, path: str, tmp_path: Path) -> None:
+    patch = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+evil\n"
+    report, _ = grade(patch)
+    assert report["applied"] is None
+    found = [p for p in tmp_path.rglob("*") if p.is_file() and "evil" in p.read_text(errors="replace")]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conftest.py",
+        "pkg/conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "sitecustomize.py",
+        "x.egg-info/entry_points.txt",
+        "a.pth",
+    ],
+)
+def test_added_configuration_is_dropped(grade: Grade, path: str) -> None:
+    """K45."""
+    report, files = grade(change({**MENDED, path: "evil\n"}))
+    assert report["undone"] == [path]
+    assert path not in files
+    assert files["pkg/core.py"] == MENDED["pkg/core.py"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "dropped"),
+    [
+        ("setup.cfg", BASE["setup.cfg"].replace("-q", "-q -p pkg.evil"), True),
+        ("setup.cfg", BASE["setup.cfg"].replace("-q", "\n    -q\n    [x]\n    -p pkg.evil"), True),
+        ("setup.cfg", BASE["setup.cfg"].replace("name = pkg", "name = package"), False),
+        ("tox.ini", "[pytest]\naddopts = -p pkg.evil\n", True),
+        ("tox.ini", "[tox]\nenvlist = py311\n", False),
+        ("pyproject.toml", BASE["pyproject.toml"] + '[tool.pytest.ini_options]\naddopts = "-p evil"\n', True),
+        (
+            "pyproject.toml",
+            '[project]\nname = "pkg"\n["tool"."\\u0070ytest".ini_options]\naddopts = "x"\n',
+            True,
+        ),
+        ("pyproject.toml", "not toml at all [[\n", True),
+        ("pyproject.toml", BASE["pyproject.toml"] + 'version = "2"\n', False),
+    ],
+)
+def test_pytest_sections_are_put_back_and_honest_changes_stay(
+    grade: Grade, path: str, text: str, dropped: bool
+) -> None:
+    """K45: only a file whose pytest settings change is undone."""
+    report, files = grade(change({path: text}))
+    assert report["undone"] == ([path] if dropped else [])
+    assert files.get(path) == (BASE.get(path) if dropped else text)
+
+
+def test_test_files_and_folders_are_put_back(grade: Grade) -> None:
+    """K45: emptied, deleted, edited and added files under the tests' folder."""
+    attack: dict[str, str | None] = {
+        "tests/test_core.py": "",
+        "tests/helper.py": None,
+        "tests/pkg.py": "evil\n",
+        "tests/test_b.py": "def test_fake(): pass\n",
+        "pkg/test_honest.py": "# stays\n",
+    }
+    _, files = grade(change(attack), test_patch=TEST_PATCH)
+    assert "test_new" in files["tests/test_core.py"]
+    assert files["tests/helper.py"] == BASE["tests/helper.py"]
+    assert "tests/pkg.py" not in files
+    assert files["tests/test_b.py"] == "# b\n"
+    assert files["pkg/test_honest.py"] == "# stays\n"
+
+
+def test_a_test_patch_of_new_files_keeps_the_candidates_change(grade: Grade) -> None:
+    only_new = make_patch({}, {"tests/test_b.py": "# b\n"})
+    report, files = grade(
+        change({**MENDED, "tests/test_b.py": "# theirs\n"}),
+        test_patch=only_new,
+        test_paths=["tests/test_b.py"],
+    )
+    assert report["test_error"] == ""
+    assert files["pkg/core.py"] == MENDED["pkg/core.py"]
+    assert files["tests/test_b.py"] == "# b\n"
+
+
+def test_a_link_in_place_of_the_tests_folder(grade: Grade) -> None:
+    delete = change({path: None for path in BASE if path.startswith("tests/")})
+    link = (
+        "diff --git a/tests b/tests\nnew file mode 120000\n--- /dev/null\n+++ b/tests\n"
+        "@@ -0,0 +1 @@\n+pkg\n\\ No newline at end of file\n"
+    )
+    report, files = grade(
+        delete + link,
+        test_patch=TEST_PATCH,
+        test_paths=["tests/test_core.py", "tests/test_b.py", "tests/helper.py"],
+    )
+    assert report["test_error"] == ""
+    assert files["tests/test_b.py"] == "# b\n"
+    assert "pkg/test_b.py" not in files
+
+
+def test_a_test_patch_that_does_not_apply_is_said(grade: Grade) -> None:
+    other = make_patch({"tests/test_core.py": "of another\ncommit\n"}, {"tests/test_core.py": "changed\n"})
+    report, _ = grade("", test_patch=other)
+    assert "tests/test_core.py" in report["test_error"]
+
+
+def test_given_test_files_win(grade: Grade) -> None:
+    _, files = grade(change({"test_hidden.py": "theirs\n"}), test_files={"test_hidden.py": "ours\n"})
+    assert files["test_hidden.py"] == "ours\n"
+
+
+def test_an_agents_module_is_never_imported(grade: Grade) -> None:
+    """`python3 -I`: a json.py in the tree would otherwise run before the tests."""
+    report, _ = grade(change({"json.py": "raise SystemExit(9)\n", "subprocess.py": "raise SystemExit(9)\n"}))
+    assert report["applied"] == "apply"
+
+
+def test_pure_rules() -> None:
+    assert is_configuration("a/b/conftest.py")
+    assert is_configuration("x.dist-info/entry_points.txt")
+    assert not is_configuration("conftest.md")
+    assert pytest_settings("setup.cfg", None) is None
+    assert pytest_settings("setup.cfg", "[metadata]\nname = x\n") is None
+    assert pytest_settings("tox.ini", "[pytest] # note\nx = 1\n") == {"pytest": ["x = 1"]}
