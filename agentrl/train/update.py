@@ -1,0 +1,211 @@
+"""One optimizer step's gradient over micro-batches, exact under any packing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.config import CorrectionConfig, LossConfig
+from agentrl.train.correction import Correction, correct
+from agentrl.train.logprobs import token_logprobs
+from agentrl.train.losses import Counts, StreamLosses, stream_losses
+from agentrl.train.packing import MicroBatch, pad_rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowRecord:
+    """What training saw of one sequence, [T] each, on the CPU: the correction's inputs and its results."""
+
+    train_logprobs: Float[Tensor, " T"]
+    behaviour_logprobs: Float[Tensor, " T"]
+    sampled: Float[Tensor, " T"]
+    weights: Float[Tensor, " T"]
+    mask: Float[Tensor, " T"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The update's gradient lies in the parameters; here is what went into it.
+
+    `*_loss` are normalised by `counts`. `records[i]` belongs to sequence i of the update. `entropy_sum` is
+    over `loss_tokens`, the tokens of any stream's denominator (each once).
+    """
+
+    counts: Counts
+    policy_loss: float
+    cross_entropy_loss: float
+    divergence_loss: float
+    reverse_kl: float
+    clipped: int
+    contributing: int
+    entropy_sum: float
+    loss_tokens: int
+    records: dict[int, RowRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the update's loss is made of. `objective.old` holds π_old per row (see `compute_gradient`)."""
+
+    loss: LossConfig
+    correction: CorrectionConfig
+    temperature: float
+    old: dict[int, Float[Tensor, " T"]]
+    dtype: torch.dtype = torch.float32
+
+
+def old_logprobs(
+    model: PreTrainedModel,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    temperature: float,
+    dtype: torch.dtype = torch.float32,
+) -> dict[int, Float[Tensor, " T"]]:
+    """log π of the sampled tokens under the weights as they are, per row: π_old of a batch's later
+    updates."""
+    found: dict[int, Float[Tensor, " T"]] = {}
+    with torch.no_grad():
+        for micro in micro_batches:
+            out = token_logprobs(
+                model, token_ids=micro.token_ids, needed=micro.sampled, temperature=temperature, dtype=dtype
+            )
+            for b, row in enumerate(micro.rows):
+                found[row] = out.logprobs[b, : int(micro.lengths[b])]
+    return found
+
+
+def compute_gradient(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], objective: Objective) -> Gradient:
+    """Set every parameter's `.grad` to the gradient of the update's loss.
+
+    `objective.old` holds π_old per row; a row that is absent takes the current weights' own (the batch's
+    first update). Rejection and non-finite tokens shrink a denominator only once the forward pass has shown
+    them. The pass starts from the counts without them; where they differ afterwards the gradient is scaled,
+    which is exact for a single stream, and with several streams the pass is made again with the true counts.
+    """
+    expected = _counts_before_correction(micro_batches)
+    found = _accumulate(model, micro_batches, objective, counts=expected)
+    if found.counts == expected:
+        return found
+    if expected.streams > 1:
+        return _accumulate(model, micro_batches, objective, counts=found.counts)
+    before, after = (c.policy + c.cross_entropy + c.divergence for c in (expected, found.counts))
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(before / max(after, 1))
+    return found
+
+
+def _counts_before_correction(micro_batches: Sequence[MicroBatch]) -> Counts:
+    counts = Counts()
+    for micro in micro_batches:
+        finite = torch.isfinite(micro.behaviour_logprobs)
+        counts += Counts(
+            policy=int((micro.pg_mask & finite).sum()),
+            cross_entropy=int((micro.ce_weights != 0).sum()),
+            divergence=int(((micro.teacher_weights != 0) & finite).sum()),
+        )
+    return counts
+
+
+def _accumulate(
+    model: PreTrainedModel, micro_batches: Sequence[MicroBatch], objective: Objective, *, counts: Counts
+) -> Gradient:
+    for parameter in model.parameters():
+        parameter.grad = None
+    parts: list[StreamLosses] = []
+    records: dict[int, RowRecord] = {}
+    entropy_sum, loss_tokens = 0.0, 0
+    for micro in micro_batches:
+        out = token_logprobs(
+            model,
+            token_ids=micro.token_ids,
+            needed=micro.needed,
+            temperature=objective.temperature,
+            with_entropy=True,
+            dtype=objective.dtype,
+        )
+        current = out.logprobs.detach()
+        if objective.loss.mode == "bypass":
+            reference, before = current, micro.behaviour_logprobs
+        else:
+            reference = before = _rows_of(micro, objective.old, current)
+        corrected = correct(reference, micro.behaviour_logprobs, micro.sampled, objective.correction)
+        part = stream_losses(
+            micro=micro,
+            logprobs=out.logprobs,
+            old_logprobs=before,
+            correction=corrected,
+            config=objective.loss,
+            counts=counts,
+        )
+        part.total.backward()
+        parts.append(part)
+        in_loss = corrected.mask | (micro.ce_weights != 0)
+        entropy_sum += float(out.entropy[in_loss].sum())
+        loss_tokens += int(in_loss.sum())
+        _record(records, micro=micro, reference=reference, corrected=corrected)
+    own = sum((part.counts for part in parts), Counts())
+    return Gradient(
+        counts=own,
+        policy_loss=sum(p.policy_sum for p in parts) / max(own.policy, 1),
+        cross_entropy_loss=sum(p.cross_entropy_sum for p in parts) / max(own.cross_entropy, 1),
+        divergence_loss=sum(p.divergence_sum for p in parts) / max(own.divergence, 1),
+        reverse_kl=sum(p.reverse_kl_sum for p in parts) / max(own.divergence, 1),
+        clipped=sum(p.clipped for p in parts),
+        contributing=sum(p.contributing for p in parts),
+        entropy_sum=entropy_sum,
+        loss_tokens=loss_tokens,
+        records=records,
+    )
+
+
+def _rows_of(
+    micro: MicroBatch, old: dict[int, Float[Tensor, " T"]], current: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """π_old's log-probabilities [B, T]: the stored row where there is one, else the current weights' own."""
+    out = current.clone()
+    for b, row in enumerate(micro.rows):
+        if row in old:
+            out[b, : len(old[row])] = old[row]
+    return out
+
+
+def _record(
+    records: dict[int, RowRecord],
+    *,
+    micro: MicroBatch,
+    reference: Float[Tensor, "B T"],
+    corrected: Correction,
+) -> None:
+    sampled = micro.sampled
+    for b, row in enumerate(micro.rows):
+        stop = int(micro.lengths[b])
+        records[row] = RowRecord(
+            train_logprobs=reference[b, :stop].cpu(),
+            behaviour_logprobs=micro.behaviour_logprobs[b, :stop].cpu(),
+            sampled=sampled[b, :stop].cpu(),
+            weights=corrected.weights[b, :stop].cpu(),
+            mask=corrected.mask[b, :stop].cpu(),
+        )
+
+
+def correction_metrics(records: Sequence[RowRecord], config: CorrectionConfig) -> dict[str, float]:
+    """The correction's metrics over every sampled token of the batch: the tensors the loss saw, not
+    micro-batch means."""
+    rows = [r for r in records if bool(r.sampled.any())]
+    if not rows:
+        return {}
+    width = max(len(r.sampled) for r in rows)
+
+    def stack(name: str, dtype: torch.dtype) -> Tensor:
+        return pad_rows([getattr(r, name).numpy() for r in rows], width=width, dtype=dtype)
+
+    wide = rows[0].train_logprobs.dtype
+    return correct(
+        stack("train_logprobs", wide), stack("behaviour_logprobs", wide), stack("sampled", torch.bool), config
+    ).metrics

@@ -1,0 +1,88 @@
+"""Toy models and sequences, as factories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.wire import Batch, TrainSequence
+
+VOCABULARY = 48
+torch.set_num_threads(1)  # toy sizes: threads only wait for each other
+
+
+def _toy_model(*, seed: int = 0, double: bool = False) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    return model.double() if double else model.float()
+
+
+def _make_sequence(
+    *,
+    length: int,
+    seed: int = 0,
+    trajectory_id: str | None = None,
+    update: int = 0,
+    pg: bool = True,
+    ce: bool = False,
+    teacher: bool = False,
+    **streams: np.ndarray,
+) -> TrainSequence:
+    """A random sequence whose agent tokens are about half of the tokens after the first; NaN off the agent's
+    tokens."""
+    draw = np.random.default_rng(seed)
+    agent = draw.random(length) < 0.5
+    agent[0] = False
+    agent[-1] = length > 1
+    behaviour = np.where(agent, -np.abs(draw.normal(3.5, 0.7, length)), np.nan).astype(np.float32)
+    values: dict[str, np.ndarray | None] = {
+        "token_ids": draw.integers(0, VOCABULARY, length).astype(np.int32),
+        "pg_mask": agent & pg,
+        "advantages": np.where(agent, draw.normal(size=length), np.nan).astype(np.float32),
+        "behaviour_logprobs": behaviour,
+        "versions": np.where(agent, 0, -1).astype(np.int32),
+        "ce_weights": np.where(np.arange(length) > 0, 0.5, 0.0).astype(np.float32) if ce else None,
+        "teacher_logprobs": np.where(agent, -3.0, np.nan).astype(np.float32) if teacher else None,
+        "teacher_weights": agent.astype(np.float32) if teacher else None,
+    }
+    values |= streams
+    name = trajectory_id or f"t{seed}"
+    return TrainSequence(trajectory_id=name, group_id="g", segment=0, update=update, **values)
+
+
+def _make_batch(sequences: list[TrainSequence], *, updates: int = 1, step: int = 1, temperature: float = 1.0) -> Batch:
+    return Batch(step=step, version=0, updates=updates, temperature=temperature, sequences=tuple(sequences))
+
+
+@pytest.fixture(scope="session")
+def toy_model() -> Callable[..., Qwen3ForCausalLM]:
+    return _toy_model
+
+
+@pytest.fixture(scope="session")
+def make_sequence() -> Callable[..., TrainSequence]:
+    return _make_sequence
+
+
+@pytest.fixture(scope="session")
+def make_batch() -> Callable[..., Batch]:
+    return _make_batch
