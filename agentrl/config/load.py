@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import tomlkit
 from pydantic import BaseModel, ValidationError
 
+from agentrl.config.correction import expand_preset
 from agentrl.config.models import RunConfig, WarmStartConfig
 from agentrl.errors import ConfigError
 
@@ -71,7 +72,7 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word[2:].partition("=")
         at += 1
         if not equals:
-            if at >= len(words):
+            if at >= len(words) or words[at].startswith("--"):  # a value that begins so is written --KEY=VALUE
                 raise ConfigError(f"option --{key} lacks its value", where="command line", remedy=f"--{key} VALUE")
             value = words[at]
             at += 1
@@ -168,13 +169,29 @@ def _load(
 ) -> Model:
     tables: dict[str, Any] = {}
     if preset is not None:
-        tables = merge(tables, read_preset(preset, kind))
+        tables = _lay(tables, read_preset(preset, kind))
     if file is not None:
-        tables = merge(tables, read_toml(file))
-    tables = merge(tables, parse_overrides(overrides))
+        tables = _lay(tables, read_toml(file))
+    tables = _lay(tables, parse_overrides(overrides))
     tables = merge(tables, {k: v for k, v in settings.items() if v is not None})
     sources = [f"preset {preset}" if preset else "", str(file) if file else "", "command line" if overrides else ""]
     return build(model, tables, where=" + ".join(filter(None, sources)) or "defaults")
+
+
+def _lay(tables: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`merge`, but values laid over a correction preset's name change that preset, and a name replaces all of it."""
+    train, new = tables.get("train"), over.get("train")
+    if (
+        isinstance(train, dict)
+        and isinstance(train.get("correction"), str)
+        and isinstance(new, dict)
+        and isinstance(new.get("correction"), dict)
+    ):
+        try:
+            tables = {**tables, "train": {**train, "correction": expand_preset(train["correction"])}}
+        except ValueError as error:
+            raise ConfigError(str(error), where="train.correction", remedy="name one of them") from error
+    return merge(tables, over)
 
 
 def dump_toml(config: BaseModel) -> str:
@@ -191,10 +208,6 @@ def dump_toml(config: BaseModel) -> str:
         return str(value) if isinstance(value, Path) else value
 
     tables = plain(config)
-    # TOML has no null: a dropped `upper` would come back as its default, so an inactive correction is written by name.
-    correction = tables.get("train", {}).get("correction")
-    if correction is not None and correction.get("action") == "none" and not correction.get("reject"):
-        tables["train"]["correction"] = "off"
     ordered = {k: v for k, v in tables.items() if not isinstance(v, dict)}
     ordered |= {k: v for k, v in tables.items() if isinstance(v, dict)}
     return tomlkit.dumps(ordered)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentrl.config.correction import CorrectionConfig, correction_preset
+from agentrl.config.correction import CorrectionConfig, correction_preset, expand_preset, named
 
 
 class _Model(BaseModel):
@@ -67,8 +67,8 @@ class AgentConfig(_Model):
     """One episode's limits."""
 
     max_turns: int = Field(30, ge=1)
-    max_turn_tokens: int = Field(2048, ge=1, description="most tokens sampled in one turn")
-    max_tokens: int = Field(16_384, ge=16, description="most tokens in one context window")
+    max_turn_tokens: int = Field(512, ge=1, description="most tokens sampled in one turn")
+    max_tokens: int = Field(2048, ge=16, description="most tokens in one context window")
     episode_timeout_s: float = Field(1800.0, gt=0)
     tools: ToolsConfig = ToolsConfig()
 
@@ -78,7 +78,7 @@ class PolicyConfig(_Model):
 
     model: str = "tiny"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    max_model_len: int = Field(16_384, ge=64)
+    max_model_len: int = Field(2048, ge=64)
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=64)
     kv_cache_mb: int | None = Field(None, ge=16, description="KV room on a CPU; None: 256 there, vLLM's own on a GPU")
@@ -166,10 +166,10 @@ class TrainConfig(_Model):
 
     @model_validator(mode="before")
     @classmethod
-    def expand_preset(cls, data: Any) -> Any:
-        """`correction = "token-mask-2"` names a preset."""
-        if isinstance(data, dict) and isinstance(data.get("correction"), str):
-            return {**data, "correction": correction_preset(data["correction"])}
+    def read_correction(cls, data: Any) -> Any:
+        """`correction = "token-mask-2"` names a preset; a changed preset is `custom`."""
+        if isinstance(data, dict) and isinstance(data.get("correction"), str | dict):
+            return {**data, "correction": named(expand_preset(data["correction"]))}
         return data
 
 

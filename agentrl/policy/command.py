@@ -60,6 +60,11 @@ def model_location(model: str) -> str:
     return model
 
 
+def check_model(config: PolicyConfig) -> None:
+    """Raise `ConfigError` where the model is no folder, or its window is known to be too small; before any start."""
+    _check_window(config, model_location(config.model))
+
+
 def _check_window(config: PolicyConfig, model: str) -> None:
     """Raise `ConfigError` where the model is known to have fewer positions than `policy.max_model_len`."""
     described = Path(model) / "config.json"

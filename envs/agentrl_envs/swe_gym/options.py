@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 
 BASE_IMAGE = "agentrl/base"
 GENERATED = "generated"
-_OF_ROWS = ("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "test_timeout_s")
+_OF_ROWS = ("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "prompt", "test_timeout_s")
 
 
 class SweGymOptions(BaseModel):
@@ -30,6 +30,9 @@ class SweGymOptions(BaseModel):
     image: str | None = Field(
         None,
         description="image of every task; None: the row's own, or the base image; {id} is the instance id",
+    )
+    prompt: Literal["full", "short"] = Field(
+        "full", description="full: working advice for a capable model; short: tools and issue, for a small window"
     )
     test_timeout_s: float = Field(600.0, ge=1, description="allowance of a test run where the row records no duration")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.wire import ChatMessage
 
-GENERATED_SYSTEM = (
+SHORT_SYSTEM = (
     "You fix bugs in a Python repo. Tools: bash(command), view(path), str_replace(path, old_str, new_str), submit()."
 )
 
@@ -32,9 +32,9 @@ Hidden tests decide whether the issue is resolved; changes to tests and to the t
 count. Call submit when you are done."""
 
 
-def generated_prompt(issue: str) -> list[ChatMessage]:
-    """System and user message of a generated task: short, for a policy with a small window."""
-    return [ChatMessage(role="system", content=GENERATED_SYSTEM), ChatMessage(role="user", content=issue)]
+def short_prompt(issue: str) -> list[ChatMessage]:
+    """Tools and issue, no more: for a policy with a small window."""
+    return [ChatMessage(role="system", content=SHORT_SYSTEM), ChatMessage(role="user", content=issue)]
 
 
 def row_prompt(*, repo: str, workdir: str, problem_statement: str) -> list[ChatMessage]:

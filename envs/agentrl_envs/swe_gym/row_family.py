@@ -13,7 +13,7 @@ from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.grading import grade_row
 from agentrl_envs.swe_gym.options import BASE_IMAGE, SweGymOptions
-from agentrl_envs.swe_gym.prompts import row_prompt
+from agentrl_envs.swe_gym.prompts import row_prompt, short_prompt
 from agentrl_envs.swe_gym.rows import Row, TreeRef, is_file_name, load_rows
 from agentrl_envs.swe_gym.splits import epoch_order, split_by_file, split_rows
 from agentrl_envs.swe_gym.trees import TreeStore
@@ -88,6 +88,8 @@ class RowFamily:
 
     def prompt(self, task: Task) -> list[ChatMessage]:
         row = _row(task)
+        if self._options.prompt == "short":
+            return short_prompt(row.problem_statement.strip())
         return row_prompt(repo=row.repo, workdir=_WORKDIR, problem_statement=row.problem_statement)
 
     def image(self, task: Task) -> str:

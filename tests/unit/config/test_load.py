@@ -138,3 +138,21 @@ def test_merge_keeps_the_later_and_all_keys(a: dict, b: dict) -> None:
     for key, value in b.items():
         if not isinstance(value, dict):
             assert merged[key] == value
+
+
+def test_a_setting_over_a_correction_preset_changes_that_value_alone() -> None:
+    preset = correction_preset("token-mask-3")
+    changed = load_config(preset="demo", overrides=["--train.correction.upper", "4"]).train.correction
+    assert changed == preset.model_copy(update={"upper": 4.0, "name": "custom"})
+    same = load_config(preset="demo", overrides=["--train.correction.upper", "3"]).train.correction
+    assert same == preset
+
+
+def test_rejection_without_an_action_reads_back(tmp_path: Path) -> None:
+    rule = '[{stat = "k3", level = "token", upper = 0.2}]'
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[train]\ncorrection = {{action = "none", reject = {rule}}}\n')
+    config = load_config(file=file)
+    assert config.train.correction.reject[0].upper == 0.2
+    (tmp_path / "config.toml").write_text(dump_toml(config))
+    assert load_config(file=tmp_path / "config.toml") == config

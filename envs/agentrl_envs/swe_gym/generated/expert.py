@@ -40,7 +40,7 @@ PROFILES = {
     "wrong_edit_untested": Profile(right=0.0, test=0.0),
 }
 # What the shipped policy's warm start is made of: (profile, share).
-WARM_START = (("submit_without_fix", 0.2), ("wrong_edit_untested", 0.3), ("careful", 0.5))
+WARM_START = (("submit_without_fix", 0.25), ("wrong_edit_untested", 0.35), ("careful", 0.4))
 _TRIES = 2
 
 

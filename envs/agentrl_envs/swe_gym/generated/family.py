@@ -22,7 +22,7 @@ from agentrl_envs.swe_gym.generated.expert import GeneratedExpert
 from agentrl_envs.swe_gym.generated.tasks import HIDDEN_TEST, GeneratedTask, make_task
 from agentrl_envs.swe_gym.grade_program import SECTION_FILES, is_configuration, pytest_settings
 from agentrl_envs.swe_gym.grading import run_grade_program
-from agentrl_envs.swe_gym.prompts import generated_prompt
+from agentrl_envs.swe_gym.prompts import short_prompt
 from agentrl_envs.swe_gym.verdict import judge
 
 _SEED_STRIDE = 50_000
@@ -65,7 +65,7 @@ class GeneratedFamily:
         return ("bash", "view", "str_replace", "submit")
 
     def prompt(self, task: Task) -> list[ChatMessage]:
-        return generated_prompt(_content(task).issue)
+        return short_prompt(_content(task).issue)
 
     def image(self, task: Task) -> str:
         return self._image
