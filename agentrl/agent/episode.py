@@ -21,7 +21,7 @@ from agentrl.agent.execute import ToolRunner
 from agentrl.agent.result import EpisodeResult, StopReason
 from agentrl.agent.segments import SegmentBuilder
 from agentrl.agent.tools import tool_schemas
-from agentrl.chat import NO_CALL, ChatFormat, Conversation, MalformedCall, parse_calls
+from agentrl.chat import NO_CALL, ChatFormat, Conversation, MalformedCall, call_pattern, parse_calls
 from agentrl.config import AgentConfig
 from agentrl.trajectory import FinishReason, Segment, TurnTiming
 from agentrl.wire import Environment, PolicyClient, SamplingParams, Sandbox, Task
@@ -52,13 +52,15 @@ async def run_episode(
     """
     names = environment.tool_names(task)
     tools = tool_schemas(names) if config.tools.described_by == "template" else None
+    runner = ToolRunner(names=names, sandbox=sandbox, config=config.tools)
+    pattern = call_pattern(runner.parameter_schemas, chat.call_format) if config.tools.calls == "required" else ""
     episode = _Episode(
         conversation=Conversation(chat, environment.prompt(task), tools),
-        runner=ToolRunner(names=names, sandbox=sandbox, config=config.tools),
+        runner=runner,
         policy=policy,
         chat=chat,
         config=config,
-        sampling=msgspec.structs.replace(sampling, stop_token_ids=chat.stop_token_ids),
+        sampling=msgspec.structs.replace(sampling, stop_token_ids=chat.stop_token_ids, pattern=pattern),
         request_id=request_id,
         clock=clock,
     )

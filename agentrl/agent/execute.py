@@ -33,14 +33,17 @@ class ToolResult:
 
 
 class ToolRunner:
-    """Executes calls in order and counts them. Counts only grow."""
+    """Executes calls in order and counts them: `tool_calls` all that could be read, `sandbox_calls` those that the
+    sandbox carried out. Counts only grow."""
 
     def __init__(self, *, names: Sequence[str], sandbox: Sandbox, config: ToolsConfig) -> None:
         self._tools = select_tools(names)
         self._sandbox = sandbox
         self._config = config
         self._compact = config.observations == "compact"
-        self.counts: dict[str, int] = dict.fromkeys(("tool_calls", "bad_calls", "edits", "tests", "submitted"), 0)
+        self.counts: dict[str, int] = dict.fromkeys(
+            ("tool_calls", "sandbox_calls", "bad_calls", "edits", "tests", "submitted"), 0
+        )
 
     @property
     def parameter_schemas(self) -> dict[str, dict[str, Any]]:
@@ -81,6 +84,7 @@ class ToolRunner:
         limit = self._config.output_limit_chars
         is_test = _TEST_COMMAND.search(command) is not None
         # Four bytes a character at most: what the sandbox keeps of head and tail always covers ours.
+        self.counts["sandbox_calls"] += 1
         ended = await self._sandbox.run(command, timeout_s=timeout_s, output_limit=4 * limit)
         self.counts["tests"] += is_test
         return ToolResult(
@@ -90,6 +94,7 @@ class ToolRunner:
     async def _edit(self, command: EditCommand, arguments: dict[str, Any], timeout_s: float) -> ToolResult:
         rest = {name: value for name, value in arguments.items() if name != "path"}
         path = posixpath.normpath(posixpath.join(self._sandbox.workdir, arguments["path"]))
+        self.counts["sandbox_calls"] += 1
         answer = await self._sandbox.edit(command, path=path, timeout_s=timeout_s, **rest)
         if answer.ok and command in _CHANGES:
             self.counts["edits"] += 1

@@ -66,6 +66,28 @@ def render_calls(calls: Sequence[ToolCall], call_format: CallFormat) -> str:
     return "\n".join(render_call(call, call_format) for call in calls)
 
 
+def call_pattern(schemas: Mapping[str, Mapping[str, Any]], call_format: CallFormat) -> str:
+    """A regular expression for a turn that is one call of one of these tools, its needed arguments in order.
+
+    A value is one line without `<`, `>`, `"` or a backslash: where a longer one ends, a model that was never
+    taught calls would not find.
+    """
+    calls = "|".join(_shape(name, schema, call_format) for name, schema in schemas.items())
+    return rf"<tool_call>\n({calls})\n</tool_call>"
+
+
+def _shape(name: str, schema: Mapping[str, Any], call_format: CallFormat) -> str:
+    kinds = {key: schema["properties"][key].get("type", "string") for key in schema.get("required", ())}
+    text = r'[^<>"\\\n]+'
+    if call_format == "hermes":
+        values = {key: "[0-9]+" if kind == "integer" else f'"{text}"' for key, kind in kinds.items()}
+        arguments = ", ".join(f'"{key}": {value}' for key, value in values.items())
+        return rf'\{{"name": "{name}", "arguments": \{{{arguments}\}}\}}'
+    values = {key: "[0-9]+" if kind == "integer" else text for key, kind in kinds.items()}
+    parameters = "".join(rf"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return rf"<function={name}>\n{parameters}</function>"
+
+
 def _after_reasoning(text: str) -> str:
     """The text after a leading reasoning block: calls that are only thought about are not made."""
     thought, end, said = text.partition("</think>")

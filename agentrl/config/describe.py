@@ -63,7 +63,6 @@ MEANINGS = {
     "train.correction.level": "what an importance weight is taken over",
     "train.correction.action": "what is done to weights outside [lower, upper]",
     "train.correction.lower": "lower bound; none where unset",
-    "train.correction.upper": "upper bound; needed by `clamp` and `mask`",
     "train.correction.reject": "rules that drop tokens or sequences, see below",
     "train.optimizer.learning_rate": "after the warm-up",
     "train.optimizer.beta1": "AdamW's",

@@ -56,6 +56,11 @@ class ToolsConfig(_Model):
     described_by: Literal["prompt", "template"] = Field(
         "prompt", description="prompt: the environment's prompt names the tools; template: JSON schemas by the template"
     )
+    calls: Literal["free", "required"] = Field(
+        "free",
+        description="required: the server's grammar makes each turn one call with one-line values; "
+        "for models that were never taught tools, evaluation only",
+    )
     observations: Literal["full", "compact"] = Field(
         "full", description="full: the editor's own words with line numbers; compact: file content and short replies"
     )

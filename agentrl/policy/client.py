@@ -41,6 +41,7 @@ _CONTROL_TIMEOUT_S = 30.0
 _KEEP_ALIVE_S = 3.0  # below the server's 5 s, so that no request meets a connection that it is just closing
 _PROBE_PRIORITY = -1_000_000
 _MESSAGE_CHARS = 600
+_LOG_LINES = 8
 
 # What aiohttp raises while no byte of an answer has come.
 _CONNECTION_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)
@@ -212,8 +213,8 @@ class VllmClient:
         how = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
         return PolicyDeadError(
             f"the policy server at {self._url} {how}",
-            where=f"{where}\n{end.log_tail}".rstrip(),
-            remedy="start the run again with --resume; the server's log says why it ended",
+            where="\n".join([where, *end.log_tail.splitlines()[-_LOG_LINES:]]),
+            remedy="start the run again with --resume; the server's log (logs/policy.log) says why it ended",
         )
 
 

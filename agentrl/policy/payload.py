@@ -97,6 +97,7 @@ def _body(
         "bad_words": [],
         "stop": [],
         "stop_token_ids": list(params.stop_token_ids),
+        "structured_outputs": {"regex": params.pattern} if params.pattern else None,
         "ignore_eos": True,
         "logprobs": 0,
         "prompt_logprobs": prompt_logprobs,

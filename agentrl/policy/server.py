@@ -38,7 +38,7 @@ _HEALTH_EVERY_S = 0.2
 _PORT_TRIES = 3
 _PORT_TAKEN = ("address already in use", "errno 98")
 _TAIL_LINES = 20
-_TAIL_LINE_CHARS = 240
+_TAIL_LINE_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How a group's rewards become advantages. Pure numpy.
 
-An advantage in ten lines: write one function over the rewards of a group's *valid* members and give it a row
-in `_FUNCTIONS`; the configuration's choices and the test of every choice follow the table.
+An advantage in ten lines: write one function over the rewards of a group's *valid* members, give it a row in
+`_FUNCTIONS` and its name in `agentrl.config.AdvantageConfig`; the test of every choice follows.
 
 A member that an infrastructure failure struck has no reward (None). It takes no part in mean and deviation
 and its advantage is NaN: "not trained", never 0, which is a value. A reward of 0.0 is a value like any other.

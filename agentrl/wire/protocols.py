@@ -1,7 +1,7 @@
 """The seams between rooms: what a sandbox, an environment, a policy client, a teacher and a trainer must answer.
 
 A third party implements one of these in one file and registers it by entry point (`agentrl.envs`,
-`agentrl.teachers`); `tests/contracts` holds the tests each implementation must pass.
+`agentrl.teachers`); docs/environments.md shows one whole.
 """
 
 from __future__ import annotations
@@ -223,6 +223,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    pattern: str = ""
+    """A regular expression that the text must match; log-probabilities are then of what it leaves over."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

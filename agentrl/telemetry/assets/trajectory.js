@@ -59,7 +59,9 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
       fact("source", page.source),
       fact("temperature", String(page.temperature)),
       ...(page.teacher ? [fact("teacher", page.teacher)] : []),
-      ...Object.entries(page.info).map(([name, value]) => fact(name.replaceAll("_", " "), String(value))),
+      ...Object.entries(page.info)
+        .filter(([name]) => name !== "turns") // shown above
+        .map(([name, value]) => fact(name.replaceAll("_", " "), typeof value === "number" ? String(Number(value.toFixed(2))) : String(value))),
     ]),
     mates.length > 1
       ? el("nav", "mates", [el("span", "", "group"), ...mates.map(([id, label]) => {

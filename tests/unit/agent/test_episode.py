@@ -88,6 +88,7 @@ def test_the_record_of_an_episode_exactly(bench: Bench) -> None:
     assert (result.stop, result.submitted) == (StopReason.SUBMITTED, True)
     assert dict(result.info) == {
         "tool_calls": 2,
+        "sandbox_calls": 1,
         "bad_calls": 0,
         "edits": 0,
         "tests": 0,

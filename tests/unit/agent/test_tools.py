@@ -147,7 +147,12 @@ def test_commands_in_full(full: Shop, kit: Any) -> None:
     assert full.call("bash", command="fail").text == "bad\n[exit code 2]"
     assert full.call("bash", command="slow").text == "part\nError: the command was stopped after 60 s."
     assert full.call("bash", command="big").text == "Error: the command ran out of memory and was killed."
-    assert full.runner.counts == {"tool_calls": 5, "bad_calls": 0, "edits": 0, "tests": 0, "submitted": 0}
+    wanted = {"tool_calls": 5, "sandbox_calls": 5, "bad_calls": 0, "edits": 0, "tests": 0, "submitted": 0}
+    assert full.runner.counts == wanted
+    full.call("no_such_tool")
+    full.call("bash", nonsense="x")
+    full.call("submit")
+    assert (full.runner.counts["tool_calls"], full.runner.counts["sandbox_calls"]) == (8, 5)
 
 
 def test_a_command_deadline_is_told_and_bounded_by_the_episode(full: Shop, kit: Any) -> None:

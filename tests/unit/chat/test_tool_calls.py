@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.chat import NO_CALL, CallFormat, MalformedCall, parse_calls, render_call, render_calls
+from agentrl.chat import NO_CALL, CallFormat, MalformedCall, call_pattern, parse_calls, render_call, render_calls
 from agentrl.wire import ToolCall
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -260,3 +260,34 @@ def test_no_text_crashes_the_parser(call_format: CallFormat, text: str, cut: boo
             assert call.message.startswith("Error: no valid tool call")
         else:
             assert call.name
+
+
+_LINE = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters='<>"\\'), min_size=1)
+
+
+@settings(deadline=None)
+@given(call_format=st.sampled_from(["qwen3_coder", "hermes"]), old=_LINE, new=_LINE, line=st.integers(0, 999))
+def test_the_pattern_matches_one_readable_call_and_no_other_text(
+    call_format: CallFormat, old: str, new: str, line: int
+) -> None:
+    schemas = {
+        "edit": {
+            "properties": {"old": {"type": "string"}, "new": {"type": "string"}, "note": {"type": "string"}},
+            "required": ["old", "new"],
+        },
+        "go": {"properties": {"line": {"type": "integer"}}, "required": ["line"]},
+        "submit": {"properties": {}, "required": []},
+    }
+    pattern = re.compile(call_pattern(schemas, call_format))
+    calls = [
+        ToolCall(name="edit", arguments={"old": old, "new": new}),
+        ToolCall(name="go", arguments={"line": line}),
+        ToolCall(name="submit", arguments={}),
+    ]
+    for call in calls:
+        text = render_call(call, call_format)
+        assert pattern.fullmatch(text)
+        assert parse_calls(text, call_format, schemas) == [call]
+        assert not pattern.fullmatch(text + " and more")
+    assert not pattern.fullmatch(render_call(ToolCall(name="other", arguments={}), call_format))
+    assert not pattern.fullmatch(render_call(ToolCall(name="edit", arguments={"new": new, "old": old}), call_format))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from agentrl.errors import PolicyDeadError, PolicyRequestError, WeightDeliveryError
 from agentrl.policy import ServerExit, VllmClient
-from agentrl.policy.payload import parse_generation
+from agentrl.policy.payload import generate_body, parse_generation
 from agentrl.policy.server import free_port
 from agentrl.wire import SamplingParams
 
@@ -35,6 +36,12 @@ def test_contract(check: policy_contract.Check) -> None:
             await check(client, policy_stand_in.VOCABULARY)
 
     asyncio.run(run())
+
+
+def test_a_pattern_goes_to_the_servers_grammar() -> None:
+    params = SamplingParams(max_tokens=5, pattern="a+")
+    sent = json.loads(generate_body([5], params, request_id="r"))["sampling_params"]
+    assert sent["structured_outputs"] == {"regex": "a+"}
 
 
 def test_every_sampling_field_is_sent_and_never_a_seed() -> None:
@@ -63,6 +70,7 @@ def test_every_sampling_field_is_sent_and_never_a_seed() -> None:
             "bad_words": [],
             "stop": [],
             "stop_token_ids": [2],
+            "structured_outputs": None,
             "ignore_eos": True,
             "logprobs": 0,
             "prompt_logprobs": None,
