@@ -98,7 +98,9 @@ class SandboxError(InfrastructureError):
 
 
 class NoSandboxBackendError(SandboxError):
-    """Neither a Docker daemon nor bubblewrap is usable here."""
+    """Neither a Docker daemon nor bubblewrap is usable here. Nothing broke: something is to be installed."""
+
+    exit_code = 1
 
 
 class SandboxStartError(SandboxError):

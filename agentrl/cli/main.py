@@ -54,7 +54,7 @@ def run() -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return fail(
             DiskFullError("the disk is full", where=str(error.filename or ""), remedy="free some room, then --resume")

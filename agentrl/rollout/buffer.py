@@ -116,6 +116,11 @@ class GroupBuffer:
             ).fetchall()
         return sorted(name for (name,) in rows)
 
+    def drop(self, group_ids: Iterable[str]) -> None:
+        """Delete these groups: they are generated again."""
+        with self._transaction():
+            self._db.executemany("DELETE FROM groups WHERE group_id = ?", [(name,) for name in group_ids])
+
     def prune(self, *, through_step: int) -> int:
         """Delete groups settled at or before `through_step`, which a checkpoint covers; how many."""
         with self._typed():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,10 +13,11 @@ from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.config.load import dump_toml, load_config
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, DiskFullError
 from agentrl.run.environments import load_environment
-from agentrl.run.folder import RunFolder, open_run_folder
+from agentrl.run.folder import CONFIG, RunFolder, check_run_folder, open_run_folder
 from agentrl.run.recorder import Recorder, installed_versions, keep_tokenizer
+from agentrl.run.resume import Start, find_start
 from agentrl.run.signals import Interrupted, run_interruptible
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, EventKind
@@ -26,6 +29,7 @@ _SEED_STRIDE = 10_007
 
 def log_to_file(folder: RunFolder) -> None:
     """The orchestrator's own log, out of the way of the display."""
+    logging.raiseExceptions = False  # a full disk is the run's error to report, not a traceback a line
     logging.basicConfig(
         filename=folder.logs / "orchestrator.log",
         level=logging.INFO,
@@ -46,34 +50,60 @@ def train_command(
     overrides: Sequence[str],
 ) -> int:
     """`agentrl train`. Raises AgentRLError; returns the exit code."""
-    if resume and run_dir is not None and (run_dir / "config.toml").is_file():
-        if preset or file:
-            raise ConfigError(
-                "--resume goes on with the run's own configuration",
-                where="--preset/--config",
-                remedy="leave them out; single settings may be overridden, e.g. --steps 40",
-            )
-        file = run_dir / "config.toml"
+    if resume:
+        run_dir, file = _resumed(preset, file, run_dir)
     config = load_config(
         preset=preset,
         file=file,
         overrides=[*overrides, f"--environment.name={environment}"],
         run_dir=str(run_dir) if run_dir else None,
     )
+    if config.agent.tools.calls == "required":
+        raise ConfigError(
+            "a grammar changes the distribution that is sampled from, and the trainer cannot recompute it",
+            where="agent.tools.calls",
+            remedy="train with agent.tools.calls=free; required is for `agentrl eval`",
+        )
     env = load_environment(config.environment)
     if dry_run:
         print(dump_toml(config), end="")
         return 0
+    if not resume:  # a resumed run has its model in its checkpoint
+        _check_model(config)
     folder = open_run_folder(config.run_dir, resume=resume)
     try:
-        return _train(config, folder, env, resume=resume, plain=plain)
+        log_to_file(folder)
+        start = find_start(folder, config) if resume else Start()
+        if start.state.step >= config.steps:
+            print(f"all {start.state.step} steps are done; to train longer: {_go_on(config)} --steps N")
+            return 0
+        folder.write_config(dump_toml(config))
+        return _train(config, folder, env, start, resume=resume, plain=plain)
     finally:
         folder.close()
 
 
-def _train(config: RunConfig, folder: RunFolder, env: Environment, *, resume: bool, plain: bool) -> int:
-    log_to_file(folder)
-    folder.config.write_text(dump_toml(config), encoding="utf-8")
+def _check_model(config: RunConfig) -> None:
+    """Before the run folder is made: a mended command can then use it. Raises ConfigError."""
+    from agentrl.policy import check_model
+
+    check_model(config.policy)
+
+
+def _resumed(preset: str | None, file: Path | None, run_dir: Path | None) -> tuple[Path, Path]:
+    """The folder of a run that is gone on with, and its own configuration."""
+    if preset or file:
+        raise ConfigError(
+            "--resume goes on with the run's own configuration",
+            where="--preset/--config",
+            remedy="leave them out; single settings may be overridden, e.g. --steps 40",
+        )
+    path = run_dir or RunConfig().run_dir
+    check_run_folder(path)
+    return path, path / CONFIG
+
+
+def _train(config: RunConfig, folder: RunFolder, env: Environment, start: Start, *, resume: bool, plain: bool) -> int:
     began = time.monotonic()
     with Recorder(folder, steps=config.steps, alarms=config.alarms, plain=plain) as recorder:
 
@@ -82,28 +112,30 @@ def _train(config: RunConfig, folder: RunFolder, env: Environment, *, resume: bo
             recorder.tell(EventKind.RUN_FINISHED, outcome=outcome, reason=reason, minutes=minutes)
 
         try:
-            run_interruptible(_training(config, folder, recorder, env, resume=resume))
+            run_interruptible(_training(config, folder, recorder, env, start, resume=resume))
+            finish("done")
+            code = 0
         except Interrupted:
             finish("interrupted")
             code = INTERRUPTED
-        except AgentRLError as error:
-            finish("failed", error.what)
-            _report(folder)
-            raise type(error)(
-                error.what, where=error.where, remedy=f"{error.remedy}{'; ' if error.remedy else ''}{_go_on(folder)}"
-            ) from error
-        else:
-            finish("done")
-            code = 0
+        except Exception as error:
+            # Where the disk is full these fail as well; the first error is the one to show.
+            with contextlib.suppress(DiskFullError, OSError):
+                finish("failed", error.what.splitlines()[0] if isinstance(error, AgentRLError) else repr(error))
+                _report(folder)
+            if not isinstance(error, AgentRLError):
+                raise
+            remedy = f"{error.remedy}{'; ' if error.remedy else ''}to go on: {_go_on(config)}"
+            raise type(error)(error.what, where=error.where, remedy=remedy) from error
     page = _report(folder)
     if code == INTERRUPTED:
-        print(f"agentrl: interrupted; {_go_on(folder)}", file=sys.stderr)
+        print(f"agentrl: interrupted; to go on: {_go_on(config)}", file=sys.stderr)
     print(f"report: {page}")
     return code
 
 
-def _go_on(folder: RunFolder) -> str:
-    return f"to go on: agentrl train ENV --run-dir {folder.path} --resume"
+def _go_on(config: RunConfig) -> str:
+    return f"agentrl train {config.environment.name} --run-dir {shlex.quote(str(config.run_dir))} --resume"
 
 
 def _report(folder: RunFolder) -> Path:
@@ -115,34 +147,32 @@ def _report(folder: RunFolder) -> Path:
 
 
 async def _training(
-    config: RunConfig, folder: RunFolder, recorder: Recorder, env: Environment, *, resume: bool
+    config: RunConfig, folder: RunFolder, recorder: Recorder, env: Environment, start: Start, *, resume: bool
 ) -> None:
-    from agentrl.policy import model_location
+    from agentrl.policy import local_model
     from agentrl.rollout.buffer import GroupBuffer
     from agentrl.run.loop import prepare_run, train
     from agentrl.run.services import open_services
-    from agentrl.run.state import RunState
-    from agentrl.train.checkpoint import latest_checkpoint
 
-    checkpoint = latest_checkpoint(folder.checkpoints) if resume else None
-    state = RunState.from_bytes(checkpoint.state) if checkpoint else RunState()
-    keep_tokenizer(checkpoint.path if checkpoint else Path(model_location(config.policy.model)), folder)
+    keep_tokenizer(start.checkpoint or local_model(config.policy.model), folder)
     recorder.tell(
         EventKind.RUN_STARTED,
         run=folder.path.name,
         steps=config.steps,
         resumed=resume,
-        resumed_from=state.step,
+        resumed_from=start.state.step,
         versions=installed_versions(),
     )
-    recorder.phase(Phase.START, step=state.step)
-    path = checkpoint.path if checkpoint else None
+    if start.torn:
+        recorder.note(f"passed over as incomplete: {', '.join(start.torn)} (see logs/orchestrator.log)")
+    recorder.phase(Phase.START, step=start.state.step)
     # A resumed run must not sample the stream of its beginning again.
-    seed = config.seed + _SEED_STRIDE * state.step
-    async with open_services(config, folder, recorder, env, train=True, resume=path, sampling_seed=seed) as services:
-        with GroupBuffer(folder.buffer) as buffer:
-            run = prepare_run(config, folder, recorder, services, buffer, state)
-            await train(run, resumed=checkpoint is not None)
+    seed = config.seed + _SEED_STRIDE * start.state.step
+    with GroupBuffer(folder.buffer) as buffer:
+        async with open_services(
+            config, folder, recorder, env, train=True, resume=start.checkpoint, sampling_seed=seed
+        ) as services:
+            await train(prepare_run(config, folder, recorder, services, buffer, start))
 
 
 def evaluate_command(
@@ -171,10 +201,12 @@ def evaluate_command(
     if dry_run:
         print(dump_toml(config), end="")
         return 0
+    if not reference:
+        _check_model(config)
     folder = open_run_folder(config.run_dir, resume=False)
     try:
         log_to_file(folder)
-        folder.config.write_text(dump_toml(config), encoding="utf-8")
+        folder.write_config(dump_toml(config))
         with Recorder(folder, steps=0, alarms=config.alarms, plain=plain) as recorder:
             try:
                 summary = run_interruptible(
@@ -210,7 +242,7 @@ async def _evaluation(
     samples: int,
     reference: bool,
 ) -> dict[str, object]:
-    from agentrl.policy import model_location
+    from agentrl.policy import local_model
     from agentrl.run.evaluate import evaluate, prediction
     from agentrl.run.reference import grade_references
     from agentrl.run.services import open_services
@@ -218,7 +250,7 @@ async def _evaluation(
     recorder.tell(EventKind.RUN_STARTED, run=folder.path.name, steps=0, versions=installed_versions())
     if reference:
         return await grade_references(config, folder, recorder, env, split=split, tasks=tasks)
-    keep_tokenizer(Path(model_location(config.policy.model)), folder)
+    keep_tokenizer(local_model(config.policy.model), folder)
     async with open_services(config, folder, recorder, env, train=False, sampling_seed=config.seed) as services:
         await services.client.label_version(0)
         rate, groups = await evaluate(services, recorder, config, split=split, tasks=tasks, samples=samples, step=0)
@@ -226,7 +258,7 @@ async def _evaluation(
     with (folder.path / "predictions.jsonl").open("w", encoding="utf-8", errors="surrogateescape") as out:
         for trajectory in every:
             out.write(json.dumps(prediction(trajectory, model=config.policy.model)) + "\n")
-    calls = [t.info.get("tool_calls", 0.0) for t in every]
+    calls = [t.info.get("sandbox_calls", 0.0) for t in every]
     return {
         "split": split.value,
         "solve": rate.solve,
@@ -238,7 +270,7 @@ async def _evaluation(
         "pass_at_k": {str(k): [v.value, v.low, v.high] for k, v in rate.pass_at_k.items()},
         "infrastructure_failures": len(every) - rate.n,
         "submit_rate": sum(t.info.get("submitted", 0.0) for t in every) / max(1, len(every)),
-        "tool_calls_mean": sum(calls) / max(1, len(calls)),
+        "sandbox_calls_mean": sum(calls) / max(1, len(calls)),
         "episodes_with_3_calls": sum(count >= 3 for count in calls),
         "tokens_mean": sum(t.tokens for t in every) / max(1, len(every)),
         "temperature": config.eval.temperature,

@@ -35,6 +35,7 @@ from agentrl.rollout.scheduler import Scheduler
 from agentrl.run.evaluate import evaluate_splits
 from agentrl.run.folder import RunFolder
 from agentrl.run.recorder import Recorder
+from agentrl.run.resume import Start, fixed_settings
 from agentrl.run.services import Services
 from agentrl.run.state import RunState
 from agentrl.trajectory import Split, Trained
@@ -57,6 +58,7 @@ class TrainingRun:
     scheduler: Scheduler
     dry: DrySpell
     step: int = 0
+    resumed: bool = False
     minutes_before: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
@@ -72,15 +74,16 @@ class TrainingRun:
 
 
 def prepare_run(
-    config: RunConfig, folder: RunFolder, recorder: Recorder, services: Services, buffer: GroupBuffer, state: RunState
+    config: RunConfig, folder: RunFolder, recorder: Recorder, services: Services, buffer: GroupBuffer, start: Start
 ) -> TrainingRun:
-    """Take up where `state` left off: rows consumed and metrics written after the checkpoint are taken back."""
+    """Take up where the checkpoint left off: rows consumed and metrics written after it are taken back."""
+    state = start.state
     cursor = TaskCursor(services.environment, Split.TRAIN, seed=config.seed)
     if state.cursor:
         cursor.restore(state.cursor)
-    recorder.take_back(after_step=state.step)
-    buffer.take_back(after_step=state.step)
-    buffer.drop_other_versions(state.version)
+    through = state.step if start.checkpoint else -1  # without a checkpoint step 0 is done again as well
+    recorder.take_back(after_step=through)
+    buffer.take_back(after_step=through)
     schedule = SyncSchedule(config.rollout.groups, config.train.updates_per_step)
     dry = DrySpell(config.rollout.zero_variance_warn, config.rollout.zero_variance_stop, state.dry)
     return TrainingRun(
@@ -93,14 +96,15 @@ def prepare_run(
         scheduler=Scheduler(schedule, version=state.version),
         dry=dry,
         step=state.step,
+        resumed=start.checkpoint is not None,
         minutes_before=state.minutes,
     )
 
 
-async def train(run: TrainingRun, *, resumed: bool) -> None:
+async def train(run: TrainingRun) -> None:
     """Run to `config.steps`. Raises what ends the run; everything up to the last checkpoint can be resumed."""
     await _deliver(run, run.version, step=run.step)
-    if not resumed:
+    if not run.resumed:
         metrics = await evaluate_splits(run.services, run.recorder, run.config, step=0)
         run.scores = metrics
         run.recorder.step(0, metrics)
@@ -149,7 +153,7 @@ async def _step(run: TrainingRun) -> None:
 async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
     """The step's groups, in the order of the data. What an interrupted run had finished is taken as it is."""
     size = run.config.rollout.group_size
-    kept = {group.group_id: group for group in run.buffer.waiting()}
+    kept = _kept(run)
     requests = run.cursor.take(run.scheduler.admissible(), group_size=size)
     for request in requests:
         run.scheduler.submit(request.group_id)
@@ -171,6 +175,21 @@ async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
             remedy="mend the cause (`agentrl doctor` looks at this machine), then go on with --resume",
         )
     return groups
+
+
+def _kept(run: TrainingRun) -> dict[str, GroupResult]:
+    """Waiting groups that are as if generated now: of this version, size and temperature. The others are dropped."""
+    run.buffer.drop_other_versions(run.version)
+    wanted = run.config.rollout
+    waiting = {group.group_id: group for group in run.buffer.waiting()}
+    unlike = {
+        name
+        for name, group in waiting.items()
+        if len(group.trajectories) != wanted.group_size
+        or any(t.temperature != wanted.temperature for t in group.trajectories)
+    }
+    run.buffer.drop(unlike)
+    return {name: group for name, group in waiting.items() if name not in unlike}
 
 
 def _settle(run: TrainingRun, scored: Sequence[ScoredGroup]) -> list[ScoredGroup]:
@@ -242,6 +261,7 @@ async def _checkpoint(run: TrainingRun) -> Path:
         cursor=run.cursor.state(),
         dry=run.dry.length,
         minutes=run.minutes,
+        settings=fixed_settings(run.config),
     )
     score = run.scores.get("solve/fresh")
     run.scores = {}

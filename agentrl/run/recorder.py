@@ -79,6 +79,8 @@ class Recorder:
         for file in self._folder.trajectories.glob("step_*.parquet"):
             if int(file.name.removeprefix("step_")[:6]) > after_step:
                 file.unlink()
+        for torn in self._folder.trajectories.glob(".*.tmp"):  # of a process that was killed while it wrote
+            torn.unlink()
 
 
 def installed_versions() -> dict[str, str]:

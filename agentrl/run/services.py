@@ -15,8 +15,8 @@ from pathlib import Path
 from agentrl.agent import run_episode
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.errors import PolicyError
-from agentrl.policy import Device, VllmClient, VllmServer, deliver, find_vllm, model_location
+from agentrl.errors import InfrastructureError
+from agentrl.policy import Device, VllmClient, VllmServer, deliver, find_vllm, local_model
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode
@@ -95,7 +95,7 @@ async def open_services(
     `resume` is the checkpoint the trainer goes on from; `sampling_seed` starts the server's stream of
     random numbers. Raises the typed error of the part that did not come up.
     """
-    model = Path(resume or model_location(config.policy.model))
+    model = resume or local_model(config.policy.model)
     chat = ChatFormat.load(model, call_format=config.agent.tools.call_format, template=config.agent.tools.chat_template)
     began = time.monotonic()
     async with AsyncExitStack() as stack:
@@ -182,7 +182,7 @@ async def _sample_load(client: VllmClient, load: LoadMeter) -> None:
     """Look at the server's load for ever; a look that fails is left out (the server's death has its own watch)."""
     while True:
         await asyncio.sleep(_LOAD_EVERY_S)
-        with contextlib.suppress(PolicyError):
+        with contextlib.suppress(InfrastructureError):
             stats = await client.stats()
             load.add(kv_used_fraction=stats.kv_used_fraction, running=stats.running)
 

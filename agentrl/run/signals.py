@@ -7,6 +7,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from agentrl.errors import AgentRLError
+
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -36,9 +38,10 @@ def run_interruptible(work: Coroutine[Any, Any, Result]) -> Result:
             loop.add_signal_handler(number, interrupt)
         try:
             return await task
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, AgentRLError) as error:
+            # Parts that are torn down may report their own end as an error; what happened is the signal.
             if interrupted:
-                raise Interrupted from None
+                raise Interrupted from error
             raise
         finally:
             for number in _SIGNALS:

@@ -11,13 +11,14 @@ from agentrl.errors import RunFolderError
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """After `step` steps the servers hold `version`; `cursor` is the data position, `dry` the steps in a row without
-    an accepted group, `minutes` the time trained so far."""
+    an accepted group, `minutes` the time trained so far, `settings` what must not change (`agentrl.run.resume`)."""
 
     step: int = 0
     version: int = 0
     cursor: dict[str, Any] = {}
     dry: int = 0
     minutes: float = 0.0
+    settings: dict[str, Any] = {}
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self)

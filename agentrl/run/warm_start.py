@@ -23,6 +23,7 @@ from agentrl.agent import run_demonstration
 from agentrl.chat import ChatFormat
 from agentrl.chat.tiny_tokenizer import save_tiny_tokenizer, train_tiny_tokenizer
 from agentrl.config import AgentConfig, WarmStartConfig, WarmStartStage
+from agentrl.config.load import dump_toml
 from agentrl.errors import ConfigError, RunFailedError, SandboxError
 from agentrl.run.recorder import installed_versions
 from agentrl.sandbox import open_pool
@@ -163,8 +164,7 @@ def _build(config: WarmStartConfig, recorded: Sequence[Sequence[Sequence[tuple[S
     (out / "warm_start.json").write_text(
         json.dumps(
             {
-                "command": "agentrl sft swe-gym --preset tiny-start --out FOLDER",
-                "seed": config.seed,
+                "config": dump_toml(config),
                 "stages": told,
                 "versions": installed_versions(),
             },

@@ -34,7 +34,10 @@ def wilson(successes: float, n: int, *, z: float = _Z95) -> Interval:
     scale = 1 + z * z / n
     middle = (rate + z * z / (2 * n)) / scale
     half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / scale
-    return Interval(rate, max(0.0, middle - half), min(1.0, middle + half))
+    # The bounds of 0 of n and n of n are exactly 0 and 1; rounding would leave 1e-17.
+    low = 0.0 if successes == 0 else max(0.0, middle - half)
+    high = 1.0 if successes == n else min(1.0, middle + half)
+    return Interval(rate, low, high)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

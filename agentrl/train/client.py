@@ -43,7 +43,8 @@ from agentrl.wire.codec import decode_from_trainer, encode
 Answer = TypeVar("Answer", TrainerReady, StepResult, WeightManifest, Saved)
 
 _LAST_WORDS_S = 0.5
-_LOG_TAIL_LINES = 20
+_LOG_TAIL_LINES = 8
+_LOG_LINE_CHARS = 160
 
 
 class TrainerProcess:
@@ -235,7 +236,8 @@ def _environment(threads: int) -> dict[str, str]:
 
 def _tail(path: Path) -> str:
     with suppress(OSError):
-        return "\n".join(path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+        lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(line[:_LOG_LINE_CHARS] for line in lines)
     return ""
 
 

@@ -61,6 +61,12 @@ def test_unknown_command_and_missing_argument() -> None:
     assert agentrl("train").returncode == 2
 
 
+def test_a_grammar_cannot_be_trained_through() -> None:
+    shown = agentrl("train", "swe-gym", "--preset", "demo", "--agent.tools.calls", "required", "--dry-run")
+    assert shown.returncode == 2
+    assert "agent.tools.calls" in shown.stderr
+
+
 def test_dry_run_prints_the_resolved_configuration() -> None:
     shown = agentrl("train", "swe-gym", "--preset", "demo", "--rollout.group-size", "5", "--dry-run")
     assert shown.returncode == 0, shown.stderr
