@@ -36,12 +36,13 @@ def run(command: list[str], log: Path) -> float:
     return (time.monotonic() - began) / 60
 
 
-def evaluate(model: str, split: str, tasks: int, folder: Path) -> dict[str, Any]:
-    """Solve rate of `model`, once; later calls read the kept result."""
+def evaluate(model: str, split: str, tasks: int, folder: Path, *, seed: int = 0) -> dict[str, Any]:
+    """Solve rate of `model`, once; later calls read the kept result. The tasks are the same whatever the seed."""
     result = folder / "eval.json"
     if not result.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         command = [*AGENTRL, "eval", "swe-gym", "--preset", "demo", "--model", model, "--split", split]
+        command += ["--seed", str(seed)]
         run([*command, "--tasks", str(tasks), "--run-dir", str(folder), "--plain"], folder.with_suffix(".log"))
     return json.loads(result.read_text())
 
@@ -65,8 +66,8 @@ def one_seed(seed: int, tasks: int, unseen: int, work: Path) -> dict[str, Any]:
         command = [*AGENTRL, "train", "swe-gym", "--preset", "demo", "--run-dir", str(folder), "--seed", str(seed)]
         minutes_file.write_text(str(run([*command, "--plain"], folder.with_suffix(".log"))))
     last = max((folder / "checkpoints").glob("step_*"))
-    start = evaluate("tiny", "fresh", tasks, work / f"start{seed}-fresh")
-    end = evaluate(str(last), "fresh", tasks, work / f"end{seed}-fresh")
+    start = evaluate("tiny", "fresh", tasks, work / f"start{seed}-fresh", seed=seed)
+    end = evaluate(str(last), "fresh", tasks, work / f"end{seed}-fresh", seed=seed)
     start_unseen = evaluate("tiny", "unseen", unseen, work / "start-unseen")
     end_unseen = evaluate(str(last), "unseen", unseen, work / f"end{seed}-unseen")
     return {

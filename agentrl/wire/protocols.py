@@ -161,7 +161,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Tasks, prompts and grading. Constructed as `cls(options: Mapping[str, Any])`; `ConfigError` on unknown options."""
+    """Tasks, prompts and grading. Made as `cls(options: Mapping[str, Any])`; `ConfigError` on unknown options."""
 
     name: str
     grade_unsubmitted: bool

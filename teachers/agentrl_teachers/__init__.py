@@ -1,1 +1,1 @@
-"""Teachers: what scores a student's own tokens. None is shipped yet; third parties register theirs in `agentrl.teachers`."""
+"""Teachers: what scores a student's own tokens. None is shipped; others register in group `agentrl.teachers`."""
