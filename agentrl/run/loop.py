@@ -141,13 +141,19 @@ async def _step(run: TrainingRun) -> None:
     metrics |= _shares(metrics, seconds) | {"policy/version": float(run.version), "time/step_s": seconds}
     _record(run, step, groups, records)
     run.step = step
-    due = run.config.eval.every_steps and step % run.config.eval.every_steps == 0
-    if due or step == run.config.steps:
+    last = step == run.config.steps
+    if evaluated := last or _is_due(step, run.config.eval.every_steps):
         run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=step)
         metrics |= run.scores
     run.recorder.step(step, metrics | {"time/minutes": run.minutes})
-    if step % run.config.checkpoint.every_steps == 0 or step == run.config.steps:
+    # Evaluated weights are always kept: a score must never stand at other weights than its own.
+    if evaluated or _is_due(step, run.config.checkpoint.every_steps):
         await _checkpoint(run)
+
+
+def _is_due(step: int, every_steps: int) -> bool:
+    """True every `every_steps` steps; never where it is 0."""
+    return every_steps > 0 and step % every_steps == 0
 
 
 async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
