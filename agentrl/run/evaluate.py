@@ -96,8 +96,6 @@ async def evaluate_splits(services: Services, recorder: Recorder, config: RunCon
             )
             metrics[f"solve/{split.value}"] = rate.solve
             metrics[f"solve/{split.value}_n"] = float(rate.n)
-    services.engine.take_usage()
-    services.load.take()
     return metrics
 
 

@@ -165,6 +165,9 @@ async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
         run.scheduler.submit(request.group_id)
     missing = [request for request in requests if request.group_id not in kept]
     run.recorder.phase(Phase.GENERATE, step=step, total=len(missing) * size)
+    # What is measured is the generation alone: the interval begins here, not where the last one was read.
+    run.services.engine.take_usage()
+    run.services.load.take()
     fresh = await run.services.engine.run_groups(
         missing,
         episode=run.services.episode(temperature=run.config.rollout.temperature),

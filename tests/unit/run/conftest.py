@@ -460,5 +460,6 @@ def toy() -> Any:
         Environment = ToyEnvironment
         number = staticmethod(number)
         Pool = ToyPool
+        Trainer = ToyTrainer
 
     return Names

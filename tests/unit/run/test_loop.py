@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import RunFailedError, SandboxStartError
+from agentrl.telemetry.metrics import read_metrics
 from agentrl.trajectory import read_trajectories
 from agentrl.wire import EventKind
 
@@ -242,3 +244,20 @@ def test_alarms_are_told(world: World) -> None:
         (1, "agent/submit_rate", 0.0, 0.8),
         (2, "agent/submit_rate", 0.0, 0.8),
     }
+
+
+def test_k33_generation_is_measured_alone(world: World, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that the trainer takes is no part of generation, nor of its mean concurrency."""
+    slow_s, train = 0.5, toy.Trainer.train
+
+    async def slowly(self: Any, batch: Any, *, timeout_s: float) -> Any:
+        await asyncio.sleep(slow_s)
+        return await train(self, batch, timeout_s=timeout_s)
+
+    monkeypatch.setattr(toy.Trainer, "train", slowly)
+    whole = world(settings={**toy.settings, "steps": 3})
+    whole.sit()
+    for row in read_metrics(whole.path / "metrics.jsonl")[1:]:
+        values = row.values
+        phases = sum(values[f"time/{name}_s"] for name in ("generate", "tool", "score", "setup"))
+        assert phases <= values["time/step_s"] - slow_s
