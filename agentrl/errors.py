@@ -181,6 +181,14 @@ def disk_full_is_typed(path: str | os.PathLike[str]) -> Iterator[None]:
         ) from error
 
 
+def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of nested task groups: what struck first; the others are its consequences."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 # --- the one table ------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,8 @@ def rebuilt_start(tasks: int, work: Path) -> dict[str, Any]:
     if not minutes_file.exists():
         minutes_file.write_text(str(run(command, work / "rebuilt.log")))
     summary = evaluate(str(out), "fresh", tasks, work / "rebuilt-fresh")
-    return {"command": " ".join(command[2:]), "minutes": float(minutes_file.read_text()), **rate(summary)}
+    shown = ["agentrl", *command[len(AGENTRL) : -1], str(out.relative_to(ROOT) if out.is_relative_to(ROOT) else out)]
+    return {"command": " ".join(shown), "minutes": float(minutes_file.read_text()), **rate(summary)}
 
 
 def main() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 # Set where a daemon, a browser or bubblewrap is known to be there: a test that skips for want of it has a fault.
 REQUIRED = tuple(filter(None, os.environ.get("AGENTRL_REQUIRE", "").split(",")))
 _skipped: list[str] = []
+
+# A shell that runs the tests in the background has SIGINT ignored, and every child would inherit that; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

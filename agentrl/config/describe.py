@@ -37,7 +37,7 @@ MEANINGS = {
     "agent.episode_timeout_s": "for one episode, from the first turn",
     "agent.tools.call_format": "how calls are written: `qwen3_coder` XML or `hermes` JSON",
     "agent.tools.command_timeout_s": "for one tool call; what is left of the episode where that is less",
-    "policy.model": "`tiny`, or a folder in Hugging Face format; `train` and `eval` load no hub name",
+    "policy.model": "`tiny`, a folder in Hugging Face format, or a hub name (downloaded once)",
     "policy.dtype": "of the server's weights and sums",
     "policy.max_model_len": "the server's context window",
     "policy.max_num_seqs": "requests that the server computes at once",
@@ -45,7 +45,6 @@ MEANINGS = {
     "policy.block_size": "tokens in one block of the server's cache",
     "policy.enforce_eager": "no compilation, no CUDA graphs",
     "policy.start_timeout_s": "for the server to come up",
-    "policy.request_timeout_s": "for one request",
     "policy.delivery_timeout_s": "for each part of a weight delivery",
     "rollout.groups": "groups in a step, each of one task",
     "rollout.group_size": "rollouts of one task",
@@ -185,7 +184,7 @@ def _correction_notes(key: str) -> str:
     names = ", ".join(f"`{name}`" for name in preset_names())
     return (
         f'\nThe whole table may be a preset\'s name: `{key} = "token-mask-2"`; presets: {names}. '
-        "Setting a single key puts this table in the preset's place, so give every key that differs from the default. "
+        "A single key set over a preset changes that value alone; the name then reads `custom`. "
         "See [rollout correction](rollout_correction.md).\n\n"
         f"Each table of `{key}.reject`:\n\n{table(RejectionRule, f'{key}.reject.')}"
     )

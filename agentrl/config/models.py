@@ -90,9 +90,17 @@ class PolicyConfig(_Model):
     block_size: int = Field(32, ge=8)
     enforce_eager: bool = True
     start_timeout_s: float = Field(300.0, gt=0)
-    request_timeout_s: float = Field(600.0, gt=0)
     delivery_timeout_s: float = Field(120.0, gt=0)
-    probe_tolerance: float = Field(1e-3, gt=0, description="largest probe difference in nats after a delivery")
+    probe_tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="largest probe difference in nats after a delivery; None: 0.001 in float32, 0.3 in bfloat16",
+    )
+
+    @property
+    def probe_limit(self) -> float:
+        """The probe's tolerance in nats. The trainer's probe is in float32, whatever the server computes in."""
+        return self.probe_tolerance or {"float32": 1e-3, "bfloat16": 0.3}[self.dtype]
 
 
 class RolloutConfig(_Model):
@@ -258,6 +266,13 @@ class RunConfig(_Model):
             raise ValueError(
                 f"rollout.concurrency ({self.rollout.concurrency}) exceeds sandbox.size ({self.sandbox.size}): every "
                 "rollout holds a sandbox; remedy: lower the first or raise the second"
+            )
+        needed_s = self.agent.episode_timeout_s + self.rollout.grade_timeout_s + 2 * self.sandbox.start_timeout_s
+        if self.rollout.group_timeout_s < needed_s:
+            raise ValueError(
+                f"rollout.group_timeout_s ({self.rollout.group_timeout_s:g}) is below what it contains: "
+                f"agent.episode_timeout_s + rollout.grade_timeout_s + 2 · sandbox.start_timeout_s = {needed_s:g}; "
+                "remedy: raise the first or lower one of the others"
             )
         if self.train.updates_per_step > self.rollout.groups:
             raise ValueError(

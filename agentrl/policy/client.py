@@ -164,7 +164,7 @@ class VllmClient:
             raise DeadlineError(
                 f"the policy server did not answer within {timeout_s:g} s",
                 where=where,
-                remedy="raise policy.request_timeout_s, or lower the load (rollout.concurrency)",
+                remedy="raise agent.episode_timeout_s, or lower the load (rollout.concurrency)",
             ) from error
         raise AssertionError("unreachable: the last try returns or raises")
 

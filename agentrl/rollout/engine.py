@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.errors import first_error
 from agentrl.rollout.driver import Limits, RolloutDriver
 from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.groups import GroupRequest, GroupResult
@@ -92,7 +93,7 @@ class RolloutEngine:
                     ]
                 watching.cancel()
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
         return [group.result() for group in groups]
 
     async def _group(
@@ -144,11 +145,3 @@ class RolloutEngine:
 
     def _note(self, text: str) -> None:
         self._emit(Event(kind=EventKind.NOTE, time=self._wall(), data={"text": text}))
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of nested task groups: what struck first; the others are its consequences."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -8,12 +8,13 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import RunConfig
 from agentrl.config.load import dump_toml, load_config
-from agentrl.errors import AgentRLError, ConfigError, DiskFullError
+from agentrl.errors import AgentRLError, ConfigError, DiskFullError, InfrastructureError
 from agentrl.run.environments import load_environment
 from agentrl.run.folder import CONFIG, RunFolder, check_run_folder, open_run_folder
 from agentrl.run.recorder import Recorder, installed_versions, keep_tokenizer
@@ -85,8 +86,9 @@ def train_command(
 
 def _check_model(config: RunConfig) -> None:
     """Before the run folder is made: a mended command can then use it. Raises ConfigError."""
-    from agentrl.policy import check_model
+    from agentrl.policy import check_model, local_model
 
+    local_model(config.policy.model)
     check_model(config.policy)
 
 
@@ -226,9 +228,21 @@ def evaluate_command(
                 return INTERRUPTED
         (folder.path / "eval.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         print(json.dumps({k: v for k, v in summary.items() if k not in ("unresolved",)}))
+        _require_counted(summary, folder)
         return 0
     finally:
         folder.close()
+
+
+def _require_counted(summary: Mapping[str, Any], folder: RunFolder) -> None:
+    """Raise InfrastructureError where machines failed every episode: that is no solve rate of 0."""
+    lost = summary["errors"] == summary["tasks"] if "errors" in summary else summary["n"] == 0
+    if lost:
+        raise InfrastructureError(
+            "no episode could be counted: machines failed all of them",
+            where=f"{folder.path} (trajectories/, logs/)",
+            remedy="`agentrl doctor` looks at this machine; mend the cause and evaluate again",
+        )
 
 
 async def _evaluation(
@@ -261,7 +275,7 @@ async def _evaluation(
     calls = [t.info.get("sandbox_calls", 0.0) for t in every]
     return {
         "split": split.value,
-        "solve": rate.solve,
+        "solve": rate.solve if rate.n else None,
         "low": rate.interval.low,
         "high": rate.interval.high,
         "n": rate.n,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class SolveRate:
 
 
 def solve_rate(groups: Sequence[GroupResult], split: Split) -> SolveRate:
-    """Solve rate and pass@k of finished groups; infrastructure failures are left out."""
+    """Solve rate and pass@k of finished groups; infrastructure failures are left out (of nothing: NaN)."""
     per_task = [[is_solved(t) for t in group.valid] for group in groups if group.valid]
     n = sum(len(task) for task in per_task)
     solved = sum(sum(task) for task in per_task)
@@ -40,10 +41,11 @@ def solve_rate(groups: Sequence[GroupResult], split: Split) -> SolveRate:
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= samples]
     counts = [(len(task), sum(task)) for task in per_task]
     # Samples of one task are not independent trials: with several, the interval is over tasks.
-    interval = wilson(solved, n) if samples <= 1 else pass_at_k_interval(counts, 1)
+    several = any(len(task) > 1 for task in per_task)
+    interval = pass_at_k_interval(counts, 1) if several else wilson(solved, n)
     return SolveRate(
         split=split,
-        solve=solved / n if n else 0.0,
+        solve=solved / n if n else math.nan,
         interval=interval,
         n=n,
         pass_at_k={k: pass_at_k_interval(counts, k) for k in ks},
@@ -68,6 +70,8 @@ async def evaluate(
     groups = await services.engine.run_groups(requests, episode=episode, step=step)
     rate = solve_rate(groups, split)
     recorder.trajectories(f"step_{step:06d}-eval-{split.value}", [(t, None) for g in groups for t in g.trajectories])
+    if rate.n == 0:
+        return rate, groups
     recorder.tell(
         EventKind.EVAL_FINISHED,
         step=step,
@@ -94,6 +98,9 @@ async def evaluate_splits(services: Services, recorder: Recorder, config: RunCon
                 samples=config.eval.samples_per_task,
                 step=step,
             )
+            if rate.n == 0:
+                recorder.note(f"step {step}: no rollout on {split.value} tasks could be counted: machines failed all")
+                continue
             metrics[f"solve/{split.value}"] = rate.solve
             metrics[f"solve/{split.value}_n"] = float(rate.n)
     return metrics

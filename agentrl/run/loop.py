@@ -123,9 +123,7 @@ async def _step(run: TrainingRun) -> None:
     scored = score_groups(groups, advantage=run.config.train.advantage.name)
     batch_groups = _settle(run, scored)
     counts = FilterCounts.of(group.verdict for group in scored)
-    metrics |= filter_metrics(counts) | staleness_metrics(groups, version=run.version)
-    if warning := run.dry.observe(counts):
-        run.recorder.note(warning)
+    metrics |= filter_metrics(counts) | staleness_metrics([g.group for g in batch_groups], version=run.version)
 
     records: dict[str, list[Trained] | None] = {}
     if batch_groups:
@@ -146,6 +144,8 @@ async def _step(run: TrainingRun) -> None:
         run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=step)
         metrics |= run.scores
     run.recorder.step(step, metrics | {"time/minutes": run.minutes})
+    if warning := run.dry.observe(counts):  # after the rows: who looks for the reason finds the rollouts
+        run.recorder.note(warning)
     # Evaluated weights are always kept: a score must never stand at other weights than its own.
     if evaluated or _is_due(step, run.config.checkpoint.every_steps):
         await _checkpoint(run)
@@ -177,6 +177,7 @@ async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
     kept |= {group.group_id: group for group in fresh}
     groups = [kept[request.group_id] for request in requests]
     if not any(group.valid for group in groups):
+        run.recorder.trajectories(_rows_of(step), [(t, None) for group in groups for t in group.trajectories])
         causes = sorted({t.outcome.cause for group in groups for t in group.trajectories})
         raise RunFailedError(
             f"every rollout of step {step} failed: {'; '.join(causes[:3])}",
@@ -252,12 +253,17 @@ def _shares(metrics: dict[str, float], seconds: float) -> dict[str, float]:
     return {"idle/trainer_fraction": 1 - train / seconds, "idle/inference_fraction": 1 - inference / seconds}
 
 
+def _rows_of(step: int) -> str:
+    """The name of a step's trajectory file."""
+    return f"step_{step:06d}-train"
+
+
 def _record(
     run: TrainingRun, step: int, groups: Sequence[GroupResult], records: dict[str, list[Trained] | None]
 ) -> None:
     """Each group's rows, once, and the buffer's note that they are written."""
     rows = [(t, records.get(t.trajectory_id)) for group in groups for t in group.trajectories]
-    run.recorder.trajectories(f"step_{step:06d}-train", rows)
+    run.recorder.trajectories(_rows_of(step), rows)
     run.buffer.settle([group.group_id for group in groups], step=step)
 
 

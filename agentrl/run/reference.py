@@ -53,7 +53,12 @@ async def grade_references(
     with (folder.path / "references.jsonl").open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(verdict) + "\n" for verdict in verdicts)
     unresolved = [verdict["task"] for verdict in verdicts if not verdict["resolved"]]
-    return {"tasks": len(verdicts), "resolved": len(verdicts) - len(unresolved), "unresolved": unresolved}
+    return {
+        "tasks": len(verdicts),
+        "resolved": len(verdicts) - len(unresolved),
+        "errors": sum(verdict["verdict"] == "error" for verdict in verdicts),
+        "unresolved": unresolved,
+    }
 
 
 async def _grade(config: RunConfig, environment: Environment, pool: SandboxPool, task: Task) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.agent import run_episode
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.errors import InfrastructureError
+from agentrl.errors import InfrastructureError, first_error
 from agentrl.policy import Device, VllmClient, VllmServer, deliver, find_vllm, local_model
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
@@ -76,7 +76,7 @@ class Services:
         assert self.trainer is not None
         timeout_s = self.config.policy.delivery_timeout_s
         manifest = await self.trainer.publish(version, timeout_s=timeout_s)
-        return await deliver(self.client, manifest, tolerance=self.config.policy.probe_tolerance, timeout_s=timeout_s)
+        return await deliver(self.client, manifest, tolerance=self.config.policy.probe_limit, timeout_s=timeout_s)
 
 
 @asynccontextmanager
@@ -167,15 +167,8 @@ async def _start_parts(
         async with asyncio.TaskGroup() as tasks:
             parts = [tasks.create_task(part()) for part in (pool, server, trainer)]
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise first_error(errors) from None
     return parts[0].result(), parts[1].result(), parts[2].result()  # type: ignore[return-value]
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _sample_load(client: VllmClient, load: LoadMeter) -> None:

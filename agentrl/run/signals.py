@@ -7,7 +7,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, first_error
 
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,10 +38,12 @@ def run_interruptible(work: Coroutine[Any, Any, Result]) -> Result:
             loop.add_signal_handler(number, interrupt)
         try:
             return await task
-        except (asyncio.CancelledError, AgentRLError) as error:
+        except (asyncio.CancelledError, AgentRLError, BaseExceptionGroup) as error:
             # Parts that are torn down may report their own end as an error; what happened is the signal.
             if interrupted:
                 raise Interrupted from error
+            if isinstance(error, BaseExceptionGroup):
+                raise first_error(error) from None
             raise
         finally:
             for number in _SIGNALS:

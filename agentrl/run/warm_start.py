@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +26,7 @@ from agentrl.chat import ChatFormat
 from agentrl.chat.tiny_tokenizer import save_tiny_tokenizer, train_tiny_tokenizer
 from agentrl.config import AgentConfig, WarmStartConfig, WarmStartStage
 from agentrl.config.load import dump_toml
-from agentrl.errors import ConfigError, RunFailedError, SandboxError
+from agentrl.errors import ConfigError, RunFailedError, SandboxError, SetupFailedError
 from agentrl.run.recorder import installed_versions
 from agentrl.sandbox import open_pool
 from agentrl.trajectory import Segment, Source, Span, Split
@@ -32,6 +34,7 @@ from agentrl.wire import Environment, Expert, SandboxPool, Task
 
 _BYTE_WINDOW = 100_000
 _TRIES = 3
+_PREPARE_S = 120.0
 _SAY_EVERY_S = 20.0
 # Training tasks of the warm start are those of seeds that no run trains on by default.
 _SEED_BASE = 1000
@@ -56,7 +59,15 @@ async def warm_start(config: WarmStartConfig, environment: Environment, out: Pat
     began = time.monotonic()
     recorded = await _record_all(config, environment, expert)
     print(f"sft: {sum(map(len, recorded))} demonstrations in {time.monotonic() - began:.0f} s", flush=True)
-    await asyncio.to_thread(_build, config, recorded, out)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    stop = threading.Event()
+    try:
+        await asyncio.to_thread(_build, config, recorded, partial, stop)
+        partial.replace(out)
+    finally:
+        stop.set()  # a thread cannot be cancelled: it looks at this after every optimizer step
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 async def _record_all(
@@ -128,7 +139,8 @@ async def _play(
         turns = expert.turns(task, rng=random.Random(f"{seed}-{index}"), profile=profile)
         try:
             async with pool.lease(environment.image(task), timeout_s=120.0, label=f"sft {task.id}") as sandbox:
-                await environment.prepare(task, sandbox)
+                async with asyncio.timeout(_PREPARE_S):
+                    await environment.prepare(task, sandbox)
                 result = await run_demonstration(
                     task=task,
                     environment=environment,
@@ -138,13 +150,28 @@ async def _play(
                     config=agent,
                 )
                 return result.segments[0]
-        except SandboxError:
+        except (SandboxError, TimeoutError) as error:
+            if last and isinstance(error, TimeoutError):
+                raise SetupFailedError(
+                    f"the work tree was not ready within {_PREPARE_S:.0f} s",
+                    where=f"task {task.id}",
+                    remedy="lower --concurrency, or try again on a quieter machine",
+                ) from error
             if last:
                 raise
     raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _build(config: WarmStartConfig, recorded: Sequence[Sequence[Sequence[tuple[Span, str]]]], out: Path) -> None:
+class _Stopped(Exception):
+    """The work was cancelled while a stage was training."""
+
+
+def _build(
+    config: WarmStartConfig,
+    recorded: Sequence[Sequence[Sequence[tuple[Span, str]]]],
+    out: Path,
+    stop: threading.Event,
+) -> None:
     """Tokenizer, model, stages, folder."""
     import torch
 
@@ -159,7 +186,7 @@ def _build(config: WarmStartConfig, recorded: Sequence[Sequence[Sequence[tuple[S
     save_tiny_tokenizer(tokenizer, out)
     chat = ChatFormat.load(out, call_format=config.agent.tools.call_format)
     model = build_tiny_model(tokenizer.get_vocab_size(), config.seed)
-    told = [_train_stage(model, n, config, chat, recorded[n]) for n in range(len(config.stages))]
+    told = [_train_stage(model, n, config, chat, recorded[n], stop) for n in range(len(config.stages))]
     model.save_pretrained(out)
     (out / "warm_start.json").write_text(
         json.dumps(
@@ -181,6 +208,7 @@ def _train_stage(
     config: WarmStartConfig,
     chat: ChatFormat,
     demonstrations: Sequence[Sequence[tuple[Span, str]]],
+    stop: threading.Event,
 ) -> dict[str, Any]:
     from agentrl.train.sft import SftStep, segment_batches, train_supervised
 
@@ -200,6 +228,8 @@ def _train_stage(
     )
 
     def say(step: SftStep) -> None:
+        if stop.is_set():
+            raise _Stopped
         if step.step % 100 == 0 or step.step == stage.steps:
             print(
                 f"sft: stage {number + 1}: step {step.step}/{stage.steps}, loss {step.agent_loss:.3f} on the agent's "

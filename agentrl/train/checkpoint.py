@@ -169,12 +169,21 @@ def _move_into_place(partial: Path, final: Path) -> None:
     sync_file(final.parent)
 
 
+def _whole_best(folder: Path) -> Checkpoint | None:
+    """The best checkpoint, None where it is torn: a torn one is beaten by any and kept by nobody."""
+    try:
+        return best_checkpoint(folder)
+    except RunFolderError as error:
+        log.warning("passed over: %s", error)
+        return None
+
+
 def _note_best(folder: Path, checkpoint: Checkpoint) -> bool:
     """Point `best` at `checkpoint` where its score beats the present best's; the first of equals stays."""
     if checkpoint.score is None:
         return False
     link = folder / "best"
-    present = best_checkpoint(folder)
+    present = _whole_best(folder)
     beaten = present is not None and present.path != checkpoint.path and (present.score or 0.0) >= checkpoint.score
     if beaten:
         return False
@@ -186,7 +195,7 @@ def _note_best(folder: Path, checkpoint: Checkpoint) -> bool:
 
 
 def _prune(folder: Path, *, keep: int) -> None:
-    best = best_checkpoint(folder)
+    best = _whole_best(folder)
     for old in list_checkpoints(folder)[:-keep]:
         if best is None or old.path.resolve() != best.path:
             shutil.rmtree(old.path)

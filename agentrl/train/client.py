@@ -153,13 +153,19 @@ class TrainerProcess:
         async with self._one_at_a_time:
             if self._broken:
                 raise TrainerError(f"the trainer failed before: {self._broken}", where=doing, remedy="resume the run")
-            if not self._ended.is_set():
-                await self._socket.send_multipart(encode(request))
-            return await self._receive(kind, doing=doing, timeout_s=timeout_s)
+            return await self._receive(kind, request, doing=doing, timeout_s=timeout_s)
 
-    async def _receive(self, kind: type[Answer], *, doing: str, timeout_s: float) -> Answer:
+    async def _exchange(self, request: ToTrainer | None) -> list[bytes]:
+        """Send and receive. A send to a peer that is gone waits for ever, so it stands under the same deadline."""
+        if request is not None and not self._ended.is_set():
+            await self._socket.send_multipart(encode(request))
+        return await self._socket.recv_multipart()
+
+    async def _receive(
+        self, kind: type[Answer], request: ToTrainer | None = None, *, doing: str, timeout_s: float
+    ) -> Answer:
         """The answer to what is `doing`, the process's end, or the deadline, whichever comes first."""
-        receiving = asyncio.ensure_future(self._socket.recv_multipart())
+        receiving = asyncio.ensure_future(self._exchange(request))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({receiving, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

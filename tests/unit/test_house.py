@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import typing
@@ -22,9 +23,14 @@ LONG_FILES = 450
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    out = tmp_path_factory.mktemp("wheel")
+    # Built from a copy: setuptools leaves a build folder behind, from which a later wheel would take stale files.
+    out, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
+    for name in ("agentrl", "envs", "teachers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, source / name)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
-    subprocess.run([*command, str(ROOT)], check=True, timeout=300, capture_output=True, cwd=out)
+    subprocess.run([*command, str(source)], check=True, timeout=300, capture_output=True, cwd=out)
     (file,) = out.glob("agentrl-*.whl")
     return zipfile.ZipFile(file).namelist()
 
@@ -101,7 +107,9 @@ def test_every_setting_is_read_somewhere() -> None:
     code = "\n".join(
         path.read_text()
         for path in [*ROOT.glob("agentrl/**/*.py"), *ROOT.glob("envs/**/*.py")]
-        if "config/models.py" not in str(path)
+        if "/config/" not in str(path)
     )
+    through_property = {"policy.probe_tolerance"}
     idle = [key for key in known_keys(RunConfig) if f".{key.rsplit('.', 1)[-1]}" not in code]
+    idle = [key for key in idle if key not in through_property]
     assert idle == []

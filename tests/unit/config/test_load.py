@@ -87,6 +87,7 @@ def test_every_loss_reads_back(name: str, tmp_path: Path) -> None:
         (["--rollout.group-size", "1"], "nothing to compare", ""),
         (["--train.correction", "token-clamp-3"], "no correction preset", ""),
         (["--train.correction.action", "none", "--train.correction.upper", "3"], "no effect with action", ""),
+        (["--agent.episode-timeout-s", "7200"], "rollout.group_timeout_s (3600) is below what it contains", ""),
         (["stray"], "unexpected argument 'stray'", "--KEY VALUE"),
         (["--seed"], "lacks its value", "--seed VALUE"),
     ],
@@ -156,3 +157,9 @@ def test_rejection_without_an_action_reads_back(tmp_path: Path) -> None:
     assert config.train.correction.reject[0].upper == 0.2
     (tmp_path / "config.toml").write_text(dump_toml(config))
     assert load_config(file=tmp_path / "config.toml") == config
+
+
+def test_the_probes_tolerance_follows_the_servers_dtype() -> None:
+    assert load_config(preset="demo").policy.probe_limit == 1e-3
+    assert load_config(preset="demo", overrides=["--policy.dtype", "bfloat16"]).policy.probe_limit == 0.3
+    assert load_config(preset="demo", overrides=["--policy.probe-tolerance", "0.5"]).policy.probe_limit == 0.5

@@ -168,7 +168,9 @@ def test_k18_nothing_to_learn_from_warns_then_stops_with_the_reason(world: World
     assert dull.trainer.batches == []
     notes = [data["text"] for data in dull.events(EventKind.NOTE)]
     assert any("2 steps in a row" in note for note in notes)
-    assert sorted(dull.metrics()) == [0, 1, 2]
+    # The step that ended the run is there to be looked at.
+    assert sorted(dull.metrics()) == [0, 1, 2, 3]
+    assert "step_000003-train.parquet" in dull.rows()
     assert dull.metrics()[2]["groups/zero_variance"] == 3
     assert dull.metrics()[2]["policy/version"] == 0
 
@@ -178,7 +180,7 @@ def test_k18_the_spell_is_counted_over_a_resume(world: World, toy: Any) -> None:
     for _ in range(2):  # the checkpoint of step 2 has counted two dry steps
         with pytest.raises(RunFailedError, match="3 steps in a row"):
             dull.sit()
-    assert sorted(dull.metrics()) == [0, 1, 2]
+    assert sorted(dull.metrics()) == [0, 1, 2, 3]
 
 
 def test_a_step_whose_every_rollout_failed_names_the_causes(world: World, toy: Any) -> None:
@@ -191,6 +193,7 @@ def test_a_step_whose_every_rollout_failed_names_the_causes(world: World, toy: A
         sick.sit()
     assert "the daemon has a headache" in caught.value.what
     assert len(str(caught.value).splitlines()) <= 12
+    assert "step_000001-train.parquet" in sick.rows()
     sick.pool.on_lease = None
     assert sick.sit().step == 5
     whole = world()
@@ -243,6 +246,7 @@ def test_alarms_are_told(world: World) -> None:
     assert {(a["step"], a["name"], a["value"], a["bound"]) for a in alarms} == {
         (1, "agent/submit_rate", 0.0, 0.8),
         (2, "agent/submit_rate", 0.0, 0.8),
+        (3, "agent/submit_rate", 0.0, 0.8),
     }
 
 

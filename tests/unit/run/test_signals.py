@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from agentrl.errors import PolicyDeadError, SandboxError
+from agentrl.errors import PolicyDeadError, SandboxError, SandboxStartError
 from agentrl.run.signals import Interrupted, run_interruptible
 
 
@@ -54,3 +54,15 @@ def test_results_and_errors_pass() -> None:
     with pytest.raises(PolicyDeadError, match="gone"):
         run_interruptible(fails())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_error_of_a_task_group_arrives_as_itself() -> None:
+    async def fails() -> None:
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(raises())
+
+    async def raises() -> None:
+        raise SandboxStartError("no sandbox", where="here")
+
+    with pytest.raises(SandboxStartError, match="no sandbox"):
+        run_interruptible(fails())

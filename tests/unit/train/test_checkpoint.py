@@ -111,6 +111,16 @@ def test_what_is_kept_is_the_newest_and_the_first_best(write, tmp_path_factory, 
     assert {c.step for c in list_checkpoints(folder)} == expected
 
 
+def test_k50_a_torn_best_is_beaten_and_saving_goes_on(write, tmp_path):
+    """K50: a run that resumed before a torn best checkpoint can save again, and finds a new best."""
+    write(tmp_path, 2, score=0.5)
+    write(tmp_path, 4, score=0.9)
+    (tmp_path / "step_000004" / "model.safetensors").unlink()
+    _, is_best = write(tmp_path, 3, score=0.4, keep=5)
+    assert is_best
+    assert best_checkpoint(tmp_path).step == 3
+
+
 def test_tokenizer_files_come_along(write, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
