@@ -80,6 +80,14 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
     return out
 
 
+def leaf_keys(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys of the values in nested tables."""
+    found: list[str] = []
+    for key, value in tables.items():
+        found += leaf_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [f"{prefix}{key}"]
+    return found
+
+
 def _set(tables: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for part in path[:-1]:
         tables = tables.setdefault(part, {})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig
-from agentrl.config.load import dump_toml, load_config
+from agentrl.config.load import dump_toml, leaf_keys, load_config, parse_overrides
 from agentrl.errors import AgentRLError, ConfigError, DiskFullError, InfrastructureError
 from agentrl.run.environments import load_environment
 from agentrl.run.folder import CONFIG, RunFolder, check_run_folder, open_run_folder
@@ -195,6 +195,7 @@ def evaluate_command(
     """`agentrl eval`. Raises AgentRLError; returns the exit code."""
     if split not in set(Split):
         raise ConfigError(f"no split {split!r}", where="--split", remedy=f"one of: {', '.join(Split)}")
+    _refuse_idle(overrides)
     words = [*overrides, f"--environment.name={environment}", *([f"--policy.model={model}"] if model else [])]
     config = load_config(
         preset=preset, file=file, overrides=words, run_dir=str(run_dir or Path("runs") / f"eval-{int(time.time())}")
@@ -232,6 +233,37 @@ def evaluate_command(
         return 0
     finally:
         folder.close()
+
+
+# What training reads and an evaluation does not, and what to give instead.
+_IDLE_IN_EVAL = {
+    "steps": "",
+    "train": "",
+    "alarms": "",
+    "checkpoint": "",
+    "eval.every_steps": "",
+    "eval.fresh_tasks": "--split fresh --tasks N",
+    "eval.unseen_tasks": "--split unseen --tasks N",
+    "eval.samples_per_task": "--samples N",
+    "rollout.groups": "--tasks N",
+    "rollout.group_size": "--samples N",
+    "rollout.temperature": "--eval.temperature T",
+    "rollout.zero_variance_warn": "",
+    "rollout.zero_variance_stop": "",
+}
+
+
+def _refuse_idle(overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a setting on the command line that an evaluation never reads."""
+    given = leaf_keys(parse_overrides(overrides))
+    for key, instead in _IDLE_IN_EVAL.items():
+        found = next((name for name in given if name == key or name.startswith(f"{key}.")), None)
+        if found:
+            raise ConfigError(
+                f"`{found}` has no effect in `agentrl eval`",
+                where="command line",
+                remedy=f"give {instead}" if instead else "leave it out",
+            )
 
 
 def _require_counted(summary: Mapping[str, Any], folder: RunFolder) -> None:

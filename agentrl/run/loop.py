@@ -136,6 +136,7 @@ async def _step(run: TrainingRun) -> None:
 
     seconds = time.monotonic() - began
     metrics |= throughput_metrics(groups, seconds=seconds, devices=run.services.devices)
+    metrics |= run.services.sandbox_metrics()
     metrics |= _shares(metrics, seconds) | {"policy/version": float(run.version), "time/step_s": seconds}
     _record(run, step, groups, records)
     run.step = step

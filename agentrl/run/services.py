@@ -22,9 +22,9 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode
 from agentrl.run.folder import RunFolder
 from agentrl.run.recorder import Recorder
-from agentrl.sandbox import open_pool
+from agentrl.sandbox import Pool, open_pool
 from agentrl.train.client import TrainerProcess
-from agentrl.wire import Delivery, Environment, SamplingParams, SandboxPool
+from agentrl.wire import Delivery, Environment, SamplingParams
 
 _TRAINER_START_S = 300.0
 _LOAD_EVERY_S = 0.5
@@ -62,6 +62,14 @@ class Services:
     load: LoadMeter
     devices: int
     trainer: TrainerProcess | None = None
+    pool: Pool | None = None
+
+    def sandbox_metrics(self) -> dict[str, float]:
+        """Mean seconds of a sandbox's start and failed sandboxes, both since the run began; {} without a pool."""
+        if self.pool is None:
+            return {}
+        stats = self.pool.stats()
+        return {"sandbox/start_s": stats.start_s_mean, "sandbox/failures": float(stats.failures)}
 
     def episode(self, *, temperature: float, top_p: float = 1.0, top_k: int = 0) -> AgentEpisode:
         """The agent with one way of sampling."""
@@ -125,6 +133,7 @@ async def open_services(
             load=load,
             devices=_devices(),
             trainer=trainer,
+            pool=pool,
         )
 
 
@@ -137,10 +146,10 @@ async def _start_parts(
     train: bool,
     resume: Path | None,
     seed: int,
-) -> tuple[SandboxPool, VllmServer, TrainerProcess | None]:
+) -> tuple[Pool, VllmServer, TrainerProcess | None]:
     """All parts at once: a server takes most of a minute, so nothing else is waited for first."""
 
-    async def pool() -> SandboxPool:
+    async def pool() -> Pool:
         return await stack.enter_async_context(open_pool(config.sandbox, run_id=folder.path.name))
 
     async def server() -> VllmServer:

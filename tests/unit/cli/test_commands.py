@@ -40,6 +40,8 @@ def test_help_answers_at_once() -> None:
         (["train", "swe-gym", "--environment.dataset", "/nowhere/rows.jsonl"], ["/nowhere/rows.jsonl"]),
         (["train", "swe-gym", "--config", "/nowhere.toml"], ["no configuration file"]),
         (["eval", "swe-gym", "--split", "frehs"], ["frehs", "fresh"]),
+        (["eval", "swe-gym", "--eval.samples-per-task", "4"], ["eval.samples_per_task", "--samples N"]),
+        (["eval", "swe-gym", "--train.optimizer.learning-rate", "1"], ["train.optimizer.learning_rate", "no effect"]),
         (["report", "/nowhere"], ["is no run folder"]),
         (["view", "/nowhere"], ["is no run folder"]),
         (["sandbox", "build", "--backend", "podman"], ["podman"]),
