@@ -13,7 +13,9 @@ command -v "$PYTHON" >/dev/null || {
     echo "install: $("$PYTHON" --version) found, Python 3.11 or 3.12 needed: make PYTHON=python3.11" >&2
     exit 3
 }
-[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV" || {
+# An interpreter without pip is a half-made one: Debian's python without python3-venv leaves it behind.
+"$VENV/bin/python" -m pip --version >/dev/null 2>&1 || "$PYTHON" -m venv --clear "$VENV" || {
+    rm -rf "$VENV"
     echo "install: the venv module is missing: apt-get install python3-venv" >&2
     exit 3
 }

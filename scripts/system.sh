@@ -6,6 +6,11 @@ declare -A programs=([bubblewrap]="bwrap mmdebstrap git" [docker]="dockerd iptab
 declare -A packages=([bubblewrap]="bubblewrap mmdebstrap git" [docker]="docker.io iptables" [browser]="chromium")
 
 want=()
+[ "$(id -u)" -eq 0 ] || {
+    # mmdebstrap maps user ids with it where it does not run as root.
+    programs[bubblewrap]+=" newuidmap"
+    packages[bubblewrap]+=" uidmap"
+}
 for set in "$@"; do
     for program in ${programs[$set]}; do
         command -v "$program" >/dev/null || { want+=(${packages[$set]}); break; }
@@ -18,5 +23,6 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 began=$SECONDS
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq >/dev/null && apt-get install -y -qq --no-install-recommends "${want[@]}" >/dev/null
+apt-get update -qq >/dev/null
+apt-get install -y -qq --no-install-recommends "${want[@]}" >/dev/null
 echo "system: installed ${want[*]} in $((SECONDS - began)) s"

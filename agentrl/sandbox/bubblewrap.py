@@ -119,6 +119,10 @@ class _Spawned:
         if self.server_pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.server_pidfd, signal.SIGKILL)
+        elif self.process.poll() is None:
+            # Its pid was never told. Until the gate opens the server is in the group that bwrap leads.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
 
     def discard(self) -> None:
@@ -174,13 +178,13 @@ def _spawn(command_for: Callable[[int, int], list[str]], cgroup: Cgroup | None, 
     spawned = _Spawned(process=process, server_pidfd=None, stdio=ours, stderr=err_ours, cgroup=cgroup)
     try:
         server_pid = _read_child_pid(info_read)
-        if server_pid is not None:  # else bwrap has failed, and says why on stderr
+        if server_pid is not None:  # else bwrap has ended, and says why on stderr
             spawned.server_pidfd = os.pidfd_open(server_pid)
             if cgroup is not None:
                 cgroup.add(server_pid)
             os.write(gate_write, b"\n")
-    except OSError as error:
-        spawned.discard()
+    except (OSError, ValueError, KeyError) as error:
+        spawned.discard()  # before the gate is closed: its end would let the server go, without limits
         raise SandboxStartError(f"the limits could not be set: {error}", where=f"sandbox {name}") from error
     finally:
         os.close(info_read)
@@ -189,12 +193,14 @@ def _spawn(command_for: Callable[[int, int], list[str]], cgroup: Cgroup | None, 
 
 
 def _read_child_pid(info_fd: int) -> int | None:
-    """The pid in bubblewrap's `--info-fd` document; None where it ended, or said nothing in time."""
+    """The pid in bubblewrap's `--info-fd` document; None where bubblewrap ended. Raises TimeoutError."""
     text = b""
     end = time.monotonic() + _GATE_TIMEOUT_S
     while not text.rstrip().endswith(b"}"):
         ready, _, _ = select.select([info_fd], [], [], max(0.0, end - time.monotonic()))
-        chunk = os.read(info_fd, 4096) if ready else b""
+        if not ready:
+            raise TimeoutError(f"bwrap did not tell the server's pid within {_GATE_TIMEOUT_S:g} s")
+        chunk = os.read(info_fd, 4096)
         if not chunk:
             return None
         text += chunk

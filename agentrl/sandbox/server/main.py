@@ -69,12 +69,12 @@ class Server:
             operation = self._operations.get(str(request.get("op")))
             if operation is None:
                 raise RequestError(f"unknown op {request.get('op')!r}; known: {', '.join(self._operations)}")
-            text = json.dumps({"id": number, "ok": True, **operation(request)})
-            if len(text) >= ANSWER_LIMIT:
+            data = _encode({"id": number, "ok": True, **operation(request)})
+            if len(data) >= ANSWER_LIMIT:
                 raise FileError("the answer is larger than 16 MiB")
         except Exception as error:
-            text = json.dumps({"id": number, "ok": False, "error": {"kind": _kind(error), "message": _say(error)}})
-        return text.encode() + b"\n"
+            data = _encode({"id": number, "ok": False, "error": {"kind": _kind(error), "message": _say(error)}})
+        return data + b"\n"
 
     # --- operations -----------------------------------------------------------------------------------------
 
@@ -147,9 +147,11 @@ class Server:
         return {}
 
     def reset(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As new: no other process, nothing in the writable trees."""
+        """As new: no other process, nothing in the writable trees, the server as it was started."""
         if not self._processes.kill_new(frozenset()):
             raise FileError("processes survive being killed")
+        if (changed := self._processes.changed()) is not None:
+            raise FileError(f"the server's {changed} was changed from outside")
         self._trees.empty()
         return {}
 
@@ -201,6 +203,11 @@ def _environment(request: dict[str, Any]) -> dict[str, str]:
 
 def _bytes(encoded: str) -> bytes:
     return base64.b64decode(encoded, validate=True)
+
+
+def _encode(answer: dict[str, Any]) -> bytes:
+    """JSON in UTF-8. A file name that is no UTF-8 has surrogates in it, which no JSON may hold: each gives `?`."""
+    return json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _kind(error: Exception) -> str:

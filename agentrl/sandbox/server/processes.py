@@ -7,6 +7,7 @@ kills its descendants one by one: `kill(-1)` would there end every process of th
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -43,6 +44,17 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     become."""
 
 
+def _standing() -> dict[str, object]:
+    """Limits, niceness and processors of this process."""
+    standing: dict[str, object] = {
+        name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
+    }
+    standing["niceness"] = os.getpriority(os.PRIO_PROCESS, 0)
+    standing["affinity"] = os.sched_getaffinity(0)
+    standing["scheduling policy"] = os.sched_getscheduler(0)
+    return standing
+
+
 class Child(NamedTuple):
     """A started child: read its output from `output`, what it reports from `side`, feed it through
     `stdin`."""
@@ -66,6 +78,7 @@ class Processes:
         for number in _HANDLED:
             signal.signal(number, _ignore)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._standing = _standing()
 
     # --- ends -----------------------------------------------------------------------------------------------
 
@@ -74,6 +87,12 @@ class Processes:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake, 4096):
                 pass
+
+    def changed(self) -> str | None:
+        """What another process of our user has changed of this one (it may: `prlimit --pid 1`, `renice`), None where
+        all is as it was. Such a change would be inherited by everything that is started later."""
+        now = _standing()
+        return next((name for name, value in self._standing.items() if now[name] != value), None)
 
     def reap(self, leader: int = 0) -> int | None:
         """Collect every child that ended; the exit code of `leader` if it was among them (128 + n: by signal

@@ -1,25 +1,62 @@
 """What happened in a pytest session, told by a plugin of ours through a pipe, never through the output.
 
 Every test, and the canary, goes through the same noting: code under test that fakes outcomes fakes the
-canary's too. Lines carry a key that is made for the session, so that writing to every descriptor found does
-not forge a report.
+canary's too. The canary lies among the tests under an ordinary name, so that it cannot be spared; and what pytest
+runs tests with is compared with what it was before any code under test was imported. Lines carry a key that is made
+for the session, so that writing to every descriptor found does not forge a report.
 """
 
 import contextlib
 import json
 import os
 import secrets
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Generator
+import unittest
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest import runner
+from _pytest import python, reports, runner
+from _pytest import unittest as cases
 
 Send = Callable[..., None]
+
+_RUN_BY: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (python, ("pytest_pyfunc_call",)),
+    (python.Function, ("runtest", "setup", "_getobj")),
+    (python.PyobjMixin, ("obj",)),
+    (runner, ("call_and_report", "runtestprotocol", "pytest_runtest_call", "pytest_runtest_makereport")),
+    (runner.CallInfo, ("from_call",)),
+    (reports.TestReport, ("__init__", "from_item_and_call")),
+    (cases.TestCaseFunction, ("runtest", "setup", "addError", "addFailure")),
+    (unittest.TestCase, ("run", "__call__", "_callTestMethod")),
+)
+_ORDINARY = (
+    "basic border bytes cache chain clock common copies default empty entry errors fields filter format groups "
+    "header index inner items keys limits lines lookup merge names nested order output pages parse paths plain "
+    "prefix quotes ranges reader round rules scope simple slices sorted spaces stages steps strings suffix table "
+    "tokens totals types units update values widths window words writer"
+)
+_WORDS = _ORDINARY.split()
+
+
+def _identity() -> list[object]:
+    """What runs a test and judges it, with the code inside, which can be exchanged in place."""
+    found: list[object] = []
+    for owner, names in _RUN_BY:
+        for name in names:
+            value = vars(owner).get(name)
+            found += [value, getattr(getattr(value, "__func__", value), "__code__", None)]
+    return found
+
+
+# Taken when the server imports this module: nothing of the code under test has run in this process yet.
+_ORIGINAL = _identity()
+
+
+def _tampered() -> bool:
+    return any(now is not then for now, then in zip(_identity(), _ORIGINAL, strict=True))
 
 
 def sender(fd: int, key: str) -> Send:
@@ -39,13 +76,14 @@ class Recorder:
     """The plugin. Sends ("collected", n), ("test", node id, outcome) per phase that says something new, and
     ("canary", failed) after the last test."""
 
-    def __init__(self, send: Send, *, canary: bool, scratch: str) -> None:
+    def __init__(self, send: Send, *, canary: bool, arguments: Sequence[str]) -> None:
         self._send = send
         self._wants_canary = canary
-        self._scratch = scratch
+        self._arguments = arguments
         self._canary: pytest.Item | None = None
         self._canary_failed = False
         self._raised = False
+        self._tampered = False
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, None]:
@@ -56,6 +94,7 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, None]:
         outcome = yield
+        self._tampered = self._tampered or _tampered()
         if outcome.excinfo is None:
             self._note(item, str(call.when), outcome.get_result())
 
@@ -72,7 +111,7 @@ class Recorder:
             # did.
             with contextlib.suppress(Exception):
                 self._run_canary(session)
-            self._send("canary", self._canary_failed)
+            self._send("canary", self._canary_failed and not self._tampered and not _tampered())
 
     def _note(self, item: pytest.Item, when: str, report: Any) -> None:
         if item is self._canary:
@@ -91,26 +130,56 @@ class Recorder:
             self._send("test", item.nodeid, "failed" if self._raised else "passed")
 
     def _run_canary(self, session: pytest.Session) -> None:
-        """A real test function from a real file of unpredictable name, which cannot pass."""
+        """A real test function, in a real file among the others, which cannot pass."""
+        folder, parent = self._among(session)
         session._setupstate.teardown_exact(None)  # an interrupted run leaves its fixtures up
-        name, value = f"test_{secrets.token_hex(8)}", secrets.randbelow(1 << 30)
+        file, name = _new_file(folder), f"test_{_two_words()}"
         path_before = list(sys.path)
-        os.makedirs(self._scratch, exist_ok=True)
-        folder = tempfile.mkdtemp(dir=self._scratch)
         try:
-            file = Path(folder) / f"{name}.py"
-            file.write_text(f"def {name}():\n    assert int('{value}') == {value + 1}\n")
-            module = pytest.Module.from_parent(session, path=file)
+            file.write_text(_failing_test(name))
+            module = pytest.Module.from_parent(parent, path=file)
             self._canary = pytest.Function.from_parent(module, name=name)
+            session.items.append(self._canary)
             runner.runtestprotocol(self._canary, log=False, nextitem=None)
         finally:
+            session.items[:] = [item for item in session.items if item is not self._canary]
             sys.path[:] = path_before
-            shutil.rmtree(folder, ignore_errors=True)
+            for made in (file, *folder.glob(f"__pycache__/{file.stem}.*")):
+                made.unlink(missing_ok=True)
+
+    def _among(self, session: pytest.Session) -> tuple[Path, pytest.Collector]:
+        """The folder of the first test file that was asked for, else of the first test; and the collector there."""
+        base = session.config.invocation_params.dir
+        given = [base / each.partition("::")[0] for each in self._arguments if not each.startswith("-")]
+        files = [path for path in given if path.is_file()] or [item.path for item in session.items[:1]]
+        folder = files[0].parent if files else base
+        for item in session.items:
+            module = item.getparent(pytest.Module)
+            if module is not None and module.path.parent == folder and isinstance(module.parent, pytest.Collector):
+                return folder, module.parent
+        return folder, session
 
 
-def run_session(arguments: list[str], *, fd: int, key: str, canary: bool, scratch: str) -> int:
+def _two_words() -> str:
+    return f"{secrets.choice(_WORDS)}_{secrets.choice(_WORDS)}"
+
+
+def _new_file(folder: Path) -> Path:
+    """A test file of an ordinary name that is neither there nor imported."""
+    while True:
+        file = folder / f"test_{_two_words()}.py"
+        if not file.exists() and file.stem not in sys.modules:
+            return file
+
+
+def _failing_test(name: str) -> str:
+    values = [secrets.randbelow(1000) for _ in range(4)]
+    return f"def {name}():\n    values = {values}\n    assert sum(values) == {sum(values) + 1 + secrets.randbelow(9)}\n"
+
+
+def run_session(arguments: list[str], *, fd: int, key: str, canary: bool) -> int:
     """In a fork: run pytest with the recorder; the last line sent is ("done", exit status)."""
     send = sender(fd, key)
-    status = int(pytest.main(arguments, plugins=[Recorder(send, canary=canary, scratch=scratch)]))
+    status = int(pytest.main(arguments, plugins=[Recorder(send, canary=canary, arguments=tuple(arguments))]))
     send("done", status)
     return status

@@ -51,7 +51,7 @@ def run_tests(
         resident.become_pytest(arguments, module=True, cwd=cwd)
         from .reporting import run_session
 
-        return run_session(arguments, fd=fd, key=key, canary=canary, scratch=settings.scratch)
+        return run_session(arguments, fd=fd, key=key, canary=canary)
 
     capture, lines = Capture(_OUTPUT_LIMIT), Bounded(_REPORT_LIMIT)
     oom_before = oom.read()

@@ -79,9 +79,9 @@ def inside(rootfs: Path) -> Iterator[Inside]:
 
 
 def test_a_second_call_builds_nothing(rootfs: Path) -> None:
-    started = time.monotonic()
+    before = rootfs.stat()
     assert images.ensure_rootfs(f"agentrl/base:{images.image_hash()}") == rootfs
-    assert time.monotonic() - started < 2
+    assert (rootfs.stat().st_ino, rootfs.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     assert not list(rootfs.parent.parent.glob(".building-*"))
 
 
@@ -130,7 +130,7 @@ def test_k40_reset_clears_fork_bombs_daemons_and_trees(inside: Inside) -> None:
     assert inside("ping")["processes"] == 0, "a command's processes outlive its deadline"
     started = time.monotonic()
     inside("reset")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # not the 60 of what it kills
     assert inside("ping")["processes"] == 0
     assert inside.run("ls -A /testbed /tmp /dev/shm")["output"] == "/dev/shm:\n\n/testbed:\n\n/tmp:\n"
 

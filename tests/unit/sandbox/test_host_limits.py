@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import NoSandboxBackendError
+from agentrl.errors import NoSandboxBackendError, SandboxStartError
 from agentrl.sandbox import backend as backend_module
+from agentrl.sandbox import bubblewrap
 from agentrl.sandbox.bubblewrap import bwrap_command
 from agentrl.sandbox.cgroups import Cgroup, CgroupTree
 from agentrl.sandbox.limits import ENVIRONMENT, Limits
@@ -178,3 +179,18 @@ def test_backend_choice_by_what_answers(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(NoSandboxBackendError, match="it sleeps; not installed") as caught:
         choose(SandboxConfig())
     assert "apt-get install bubblewrap" in caught.value.remedy
+
+
+def test_a_server_whose_pid_is_never_told_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the gate opens it: without its pid the server would run outside its cgroup."""
+    monkeypatch.setattr(bubblewrap, "_GATE_TIMEOUT_S", 0.3)
+    ran = tmp_path / "ran"
+
+    def silent(info_fd: int, gate_fd: int) -> list[str]:
+        # The server is a child of its own, as bubblewrap's is.
+        return ["bash", "-c", f"(read -r -u {gate_fd}; : > {ran}) & sleep 60"]
+
+    with pytest.raises(SandboxStartError, match="did not tell the server's pid"):
+        bubblewrap._spawn(silent, None, "silent")
+    time.sleep(0.5)
+    assert not ran.exists()

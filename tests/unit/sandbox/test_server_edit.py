@@ -220,3 +220,11 @@ def test_editor_leaves_logging_and_the_work_tree_alone(server: ServerClient) -> 
     assert server.run("python -m pytest -q -p no:logging")["exit_code"] == 0
     assert sorted(path.name for path in server.work.iterdir() if path.name[0] != ".") == ["a.py", "test_a.py"]
     assert [name for name in os.listdir(server.scratch) if name.startswith("oh_editor")] == []
+
+
+def test_a_file_name_that_is_no_utf8_gives_an_answer_that_can_be_read(server: ServerClient) -> None:
+    """The host refuses surrogates, and a sandbox whose answer it refuses is lost."""
+    (server.work / os.fsdecode(b"odd\xff.txt")).write_text("x\n")
+    text = server.edit("view", ".")["text"]
+    assert "odd?.txt" in text
+    assert text.encode().decode() == text
