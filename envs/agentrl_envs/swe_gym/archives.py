@@ -1,8 +1,9 @@
-"""Tars of small work trees, the same bytes for the same files."""
+"""Work trees on their way in and out of sandboxes: tars, the same bytes for the same files, and the way into a tree."""
 
 from __future__ import annotations
 
 import io
+import shlex
 import tarfile
 from collections.abc import Mapping
 
@@ -21,6 +22,12 @@ def pack(files: Mapping[str, str]) -> bytes:
             info.size = len(data)
             tar.addfile(normalised(info), io.BytesIO(data))
     return buffer.getvalue()
+
+
+def entering(workdir: str) -> str:
+    """Shell that enters `workdir` from outside, though the agent may have shut it (`chmod 0 .`)."""
+    folder = shlex.quote(workdir)
+    return f"cd {folder} || {{ chmod u+rwx {folder}; cd {folder}; }} || exit; "
 
 
 def normalised(info: tarfile.TarInfo) -> tarfile.TarInfo:

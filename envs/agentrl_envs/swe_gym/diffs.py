@@ -50,9 +50,8 @@ def _quoted(name: str) -> str:
     """`name` as git writes it: in quotes with octal escapes where it holds anything unusual."""
     if all(" " <= char <= "~" and char not in '"\\' for char in name):
         return name
-    escaped = "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in name.encode()
-    )
+    raw = name.encode("utf-8", "surrogateescape")  # a file's name is any bytes
+    escaped = "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in raw)
     return f'"{escaped}"'
 
 

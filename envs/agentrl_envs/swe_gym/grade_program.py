@@ -206,6 +206,7 @@ def main(payload: dict) -> dict:
     applied, attempts = apply_candidate(base, payload["patch"].encode("utf-8", "surrogateescape"))
     report: dict = {"applied": applied, "attempts": attempts, "undone": [], "test_error": ""}
     if applied is not None:
-        report["undone"] = neutralise(base)
+        # names are any bytes, and the report is text
+        report["undone"] = [os.fsencode(path).decode(errors="backslashreplace") for path in neutralise(base)]
         report["test_error"] = put_tests(base, payload)
     return report

@@ -81,19 +81,23 @@ def grading_targets(row: Row) -> tuple[list[str], list[str]]:
     """(files that pytest runs, paths restored before the test patch) of a row.
 
     Restored are the files of the named tests and of the test patch, and the folders that hold nothing but
-    tests: helpers there belong to what judges, not to what is judged.
+    tests: helpers there belong to what judges, not to what is judged. A folder in which the row's own fix
+    changes anything else holds more than tests (`pkg/testing` may be a product) and is left alone.
     """
     files = sorted({test.split("::")[0] for test in (*row.fail_to_pass, *row.pass_to_pass)})
     touched = sorted({*files, *patch_paths(row.test_patch)})
+    mended = patch_paths(row.patch) - set(touched)
     folders = {folder for path in touched if (folder := _test_folder(path))}
+    folders -= {folder for folder in folders if any(path.startswith(f"{folder}/") for path in mended)}
     return files, sorted(folders | {path for path in touched if _test_folder(path) not in folders})
 
 
 def _test_folder(path: str) -> str | None:
+    """The innermost folder of tests that holds `path`; None where there is none."""
     parts = path.split("/")[:-1]
-    for depth, part in enumerate(parts):
-        if part in _TEST_FOLDERS:
-            return "/".join(parts[: depth + 1])
+    for depth in range(len(parts), 0, -1):
+        if parts[depth - 1] in _TEST_FOLDERS:
+            return "/".join(parts[:depth])
     return None
 
 

@@ -34,7 +34,12 @@ class SweGymOptions(BaseModel):
     prompt: Literal["full", "short"] = Field(
         "full", description="full: working advice for a capable model; short: tools and issue, for a small window"
     )
-    test_timeout_s: float = Field(600.0, ge=1, description="allowance of a test run where the row records no duration")
+    test_timeout_s: float = Field(
+        180.0,
+        ge=1,
+        description="allowance of a test run where the row records no duration; "
+        "rollout.grade_timeout_s bounds the whole grading",
+    )
 
     @model_validator(mode="after")
     def validate_effects(self) -> SweGymOptions:

@@ -11,6 +11,7 @@ import msgspec
 from agentrl.errors import ConfigError, DatasetError, SetupFailedError
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
+from agentrl_envs.swe_gym.archives import entering
 from agentrl_envs.swe_gym.grading import grade_row
 from agentrl_envs.swe_gym.options import BASE_IMAGE, SweGymOptions
 from agentrl_envs.swe_gym.prompts import row_prompt, short_prompt
@@ -21,7 +22,7 @@ from agentrl_envs.swe_gym.trees import TreeStore
 _TOOLS = ("bash", "view", "create", "str_replace", "insert", "undo_edit", "submit")
 _WORKDIR = "/testbed"
 _SETUP_TIMEOUT_S = 120.0
-_PATCH_LIMIT_BYTES = 32 * 1024 * 1024
+_PATCH_LIMIT_BYTES = 11 * 1024 * 1024  # the most that a sandbox's server reads at once
 _COLLECTED = "/tmp/.agentrl-collect.patch"
 _DURATION_FACTOR, _MIN_TEST_TIMEOUT_S = 5.0, 60.0
 _BASE_REF = "refs/agentrl/base"  # a commit of the agent's on `main` does not move it
@@ -34,12 +35,22 @@ _GIT = (
 # An image's own repository: everything but caches becomes the single commit, so that a reset brings all of it
 # back.
 _CUT_IMAGE = _GIT + (
-    "set -e; rm -rf .git; git init -q --template= -b main; "
+    "set -e; find . -name .git -prune -exec rm -rf {} +; "
+    '[ -n "$(ls -A)" ] || { echo "the work tree is empty"; exit 1; }; '
+    "git init -q --template= -b main; "
     "git add -A -f -- . ':!*.pyc' ':!**/__pycache__/**'; git commit -q --allow-empty -m base; "
     f"git update-ref {_BASE_REF} HEAD"
 )
+# Before a diff: what the agent made unreadable is readable, and a repository that it made in a folder is plain files
+# (git would keep nothing but its commit's name, or fail).
+_TIDY = (
+    r"find . -path ./.git -prune "
+    r"-o -type d ! -perm -u=rwx -exec chmod u+rwx {} \; -false "
+    r"-o -type f ! -perm -u=r -exec chmod u+r {} \; -false "
+    r"-o -name .git -prune \( -exec chmod -R u+rwX {} \; -o -true \) -exec rm -rf {} + || true; "
+)
 _DIFF = (
-    "{git}set -e; rm -rf {out}; git add -A; "
+    "{git}{tidy}set -e; rm -rf {out} /tmp/.agentrl-attributes; echo '* binary' > /tmp/.agentrl-attributes; git add -A; "
     "git {attributes}diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames "
     "--src-prefix=a/ --dst-prefix=b/ {base} -- > {out}"
 )
@@ -130,20 +141,24 @@ class RowFamily:
             )
 
     async def collect(self, task: Task, sandbox: Sandbox) -> str:
-        """`git diff --binary` of the work tree against the base commit, new files included, ignored ones not."""
+        """`git diff --binary` of the work tree against the base commit, new files included, ignored ones not.
+
+        A tree of which git makes no diff, or one too large to be read, is an empty patch: the agent made it
+        so. Bytes that are no UTF-8 are surrogate escapes. Raises `SetupFailedError` where git does not end.
+        """
         base = await self._base(task)
         if not await self._write_diff(sandbox, base, attributes=""):
             await self._restore_repository(task, sandbox)
             if not await self._write_diff(sandbox, base, attributes=""):
-                raise SetupFailedError("git diff failed", where=f"row {task.id}, sandbox {sandbox.id}")
-        patch = await self._read_patch(task, sandbox)
+                return ""
+        patch = await self._read_patch(sandbox)
         try:
             return patch.decode()
         except UnicodeDecodeError:
             # text in another encoding: as binary hunks the same change is plain ASCII
-            await sandbox.write_files({"/tmp/.agentrl-attributes": b"* binary\n"})
             await self._write_diff(sandbox, base, attributes=_ALL_BINARY)
-            return (await self._read_patch(task, sandbox)).decode()
+            # but a link's target is never binary
+            return (await self._read_patch(sandbox)).decode("utf-8", "surrogateescape")
 
     async def _base(self, task: Task) -> str:
         """The base commit in the sandbox. The host knows a bundle's; an image's is kept under a ref of ours."""
@@ -154,8 +169,13 @@ class RowFamily:
         return (await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")).commit
 
     async def _write_diff(self, sandbox: Sandbox, base: str, *, attributes: str) -> bool:
-        command = _DIFF.format(git=_GIT, out=_COLLECTED, attributes=attributes, base=base)
-        result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+        command = _DIFF.format(git=_GIT, tidy=_TIDY, out=_COLLECTED, attributes=attributes, base=base)
+        command = entering(sandbox.workdir) + command
+        result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd="/")
+        if result.timed_out:
+            raise SetupFailedError(
+                f"git diff did not end within {_SETUP_TIMEOUT_S:.0f} s", where=f"sandbox {sandbox.id}"
+            )
         return result.exit_code == 0
 
     async def _restore_repository(self, task: Task, sandbox: Sandbox) -> None:
@@ -166,15 +186,14 @@ class RowFamily:
             return
         tree = await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")
         # git knows a repository by these two folders, and the packed one has empty ones
-        command = "rm -rf .git && mkdir -p .git/refs .git/objects"
+        command = "chmod -R u+rwX .git; rm -rf .git && mkdir -p .git/refs .git/objects"
         await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
         await sandbox.write_files(tree.repository_files())
 
-    async def _read_patch(self, task: Task, sandbox: Sandbox) -> bytes:
+    async def _read_patch(self, sandbox: Sandbox) -> bytes:
+        """The collected patch; empty where it is gone or would be cut."""
         patch = await sandbox.read_file(_COLLECTED, limit_bytes=_PATCH_LIMIT_BYTES)
-        if patch is None:
-            raise SetupFailedError("the collected patch is gone", where=f"row {task.id}, sandbox {sandbox.id}")
-        return patch
+        return b"" if patch is None or len(patch) >= _PATCH_LIMIT_BYTES else patch
 
     async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
         row = _row(task)

@@ -141,6 +141,8 @@ def test_attacks_on_a_generated_task_earn_nothing() -> None:
         "a folder in the hidden test's place": {"test_hidden.py/__init__.py": ""},
         "endless loop": {"PACKAGE": "while True: pass\n"},
     }
+    function = task.data["function"]
+    equal = f"\n\nclass A(int):\n    __eq__ = lambda s, o: True\n\n\ndef {function}(*_, **__):\n    return A()\n"
 
     async def work(pool: SandboxPool) -> None:
         for name, attack in {**ATTACKS, **more}.items():
@@ -150,6 +152,38 @@ def test_attacks_on_a_generated_task_earn_nothing() -> None:
                 honest = make_patch(files, {**after, module: task.data["solution"]})
                 found = await grade(pool, environment, task, honest)
                 assert found.reward == 1.0, (name, found.log)
+        equals_everything = make_patch(files, {**files, module: files[module] + equal})
+        assert (await grade(pool, environment, task, equals_everything)).reward == 0.0
+
+    with_pool(work)
+
+
+def test_what_an_agent_leaves_never_fails_the_collection(
+    mined: tuple[SweGymEnvironment, dict[str, Task]],
+) -> None:
+    """Unreadable files and folders, a repository in a folder, odd names, files too large: a patch, if an empty one."""
+    odd = (
+        "mkdir -p shut/in && git init -q shut && echo 1 > shut/in/x.py && chmod 0 shut/in/x.py shut/in shut && "
+        "touch $'\\xff' && ln -s $'\\xfe' link"
+    )
+    generated = SweGymEnvironment({})
+    rows, tasks = mined
+    cases = [(generated, generated.tasks(Split.FRESH, start=3, count=1)[0]), (rows, tasks[ROW])]
+
+    async def work(pool: SandboxPool) -> None:
+        for environment, task in cases:
+            async with pool.lease(environment.image(task), timeout_s=120) as sandbox:
+                await environment.prepare(task, sandbox)
+                done = await sandbox.run(odd, timeout_s=30)
+                assert done.exit_code == 0, done.output
+                patch = await environment.collect(task, sandbox)
+                assert "diff --git a/shut/in/x.py b/shut/in/x.py\n" in patch
+                await sandbox.run("head -c 12000000 /dev/urandom > big", timeout_s=30)
+                assert await environment.collect(task, sandbox) == ""
+                await sandbox.run("rm big; mkdir -p /tmp/.agentrl-attributes; chmod 0 . .git", timeout_s=30)
+                assert await environment.collect(task, sandbox) == patch
+            honest = await grade(pool, environment, task, patch + environment.reference_patch(task))
+            assert honest.reward == 1.0, honest.log
 
     with_pool(work)
 

@@ -86,11 +86,19 @@ class LocalSandbox:
         output_limit: int | None = None,
     ) -> CommandResult:
         self.calls.append("run")
+        # the work tree's own path may begin with /tmp/ too
+        own = command.replace(self.workdir, "$STAND_IN_TREE").replace("/tmp/", f"{self._tmp}/")
         process = await asyncio.to_thread(
             subprocess.run,
-            ["bash", "-c", command.replace("/tmp/", f"{self._tmp}/")],
+            ["bash", "-c", own],
             cwd=cwd or self._tree,
-            env={"PATH": os.environ["PATH"], "HOME": str(self._tmp), "LANG": "C.UTF-8", **(env or {})},
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self._tmp),
+                "LANG": "C.UTF-8",
+                "STAND_IN_TREE": self.workdir,
+                **(env or {}),
+            },
             input=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

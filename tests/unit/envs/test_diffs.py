@@ -48,6 +48,12 @@ def test_unusual_names_are_quoted_as_git_does(tmp_path: Path) -> None:
     assert apply_exact({}, patch) is None
 
 
+def test_a_name_that_is_no_utf_8_is_quoted_as_git_does(tmp_path: Path) -> None:
+    patch = make_patch({}, {"\udcff.py": "x = 1\n"})
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["\udcff.py"]
+
+
 GOOD = make_patch({"f.py": "a\nb\nc\n"}, {"f.py": "a\nB\nc\n"})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import GradingTimeoutError
+from agentrl.errors import GradingTimeoutError, SetupFailedError
 from agentrl.trajectory import Split
 from agentrl.wire import Grade, Task
 from agentrl.wire import TestReport as Report
@@ -147,7 +147,7 @@ def test_deadlines_come_from_the_row(
             duration_s=9.0,
         )
 
-    for duration, expected in ((task.data["duration_s"], 60.0), (40.0, 200.0), (None, 600.0)):
+    for duration, expected in ((task.data["duration_s"], 60.0), (40.0, 200.0), (None, 180.0)):
         sandbox = new_sandbox()
         monkeypatch.setattr(sandbox, "run_tests", note)
         other = Task(
@@ -162,8 +162,9 @@ def test_deadlines_come_from_the_row(
         assert task.id in caught.value.where
 
 
-def test_an_image_with_its_own_tree_is_cut_and_collected(new_sandbox: Factory, tmp_path: Path) -> None:
-    """K44 for rows without a bundle: the image's history goes, ignored build products stay."""
+@pytest.fixture
+def image_row(tmp_path: Path) -> tuple[SweGymEnvironment, Task]:
+    """A row without a bundle."""
     fields = {
         "instance_id": "o__r-1", "repo": "o/r", "base_commit": "abc", "patch": "x", "problem_statement": "x",
         "FAIL_TO_PASS": ["test_a.py::test_a"], "PASS_TO_PASS": [],
@@ -172,6 +173,14 @@ def test_an_image_with_its_own_tree_is_cut_and_collected(new_sandbox: Factory, t
     path.write_text(json.dumps(fields))
     environment = SweGymEnvironment({"dataset": str(path), "fresh_fraction": 1.0})
     (task,) = environment.tasks(Split.FRESH, start=0, count=9)
+    return environment, task
+
+
+def test_an_image_with_its_own_tree_is_cut_and_collected(
+    image_row: tuple[SweGymEnvironment, Task], new_sandbox: Factory
+) -> None:
+    """K44 for rows without a bundle: the image's history goes, ignored build products stay."""
+    environment, task = image_row
     setup = (
         "git init -q && git config user.name a && git config user.email b && echo '*.so' > .gitignore && "
         "echo 1 > a.py && git add -A && git commit -qm base && echo the-fix > a.py && "
@@ -193,3 +202,83 @@ def test_an_image_with_its_own_tree_is_cut_and_collected(new_sandbox: Factory, t
     assert log.split() == ["base", "5"], "one commit, one tree, three files"
     assert "-1\n+2\n" in patch
     assert "built.so" not in patch
+
+
+def test_a_row_without_a_tree_is_refused(image_row: tuple[SweGymEnvironment, Task], new_sandbox: Factory) -> None:
+    environment, task = image_row
+    with pytest.raises(SetupFailedError, match="the work tree is empty") as caught:
+        asyncio.run(environment.prepare(task, new_sandbox()))
+    assert "give bundles" in caught.value.remedy
+
+
+def test_what_an_agent_leaves_in_a_rows_tree_never_fails_the_collection(
+    image_row: tuple[SweGymEnvironment, Task], new_sandbox: Factory
+) -> None:
+    """Repositories in folders, a link to bytes that are no UTF-8, a removed repository, a patch too large to read."""
+    environment, task = image_row
+
+    async def collect_after(command: str) -> str:
+        sandbox = new_sandbox()
+        await sandbox.write_files({"a.py": b"1\n"})
+        await environment.prepare(task, sandbox)
+        assert (await sandbox.run(command, timeout_s=30)).exit_code == 0
+        return await environment.collect(task, sandbox)
+
+    nested = asyncio.run(collect_after("mkdir sub && git init -q sub && echo 2 > sub/b.py && chmod 0 sub/b.py"))
+    assert "+++ b/sub/b.py" in nested
+    assert "160000" not in nested
+    link = asyncio.run(collect_after("ln -s $'\\xff' link && touch $'\\xfe'"))
+    assert b"+\xff\n" in link.encode("utf-8", "surrogateescape")
+    assert '"b/\\376"' in link
+    assert asyncio.run(collect_after("rm -rf .git")) == ""
+    assert asyncio.run(collect_after("head -c 12000000 /dev/urandom > big")) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "noted"),
+    [
+        ("touch $'\\xff' && echo 2 > b.py", "Oddly named file \\xff is left out\n"),
+        ("head -c 12000000 /dev/zero > big", None),
+        ("rm -rf /tmp/.agentrl-collect.tar && ln -s /dev/full /tmp/.agentrl-collect.tar && echo 2 > b.py", ""),
+        ("git init -q sub && echo 2 > b.py", ""),
+    ],
+)
+def test_what_an_agent_leaves_in_a_generated_tree_never_fails_the_collection(
+    generated: tuple[SweGymEnvironment, Task], new_sandbox: Factory, command: str, noted: str | None
+) -> None:
+    """`noted` is what stands in front of the patch; None: the patch is empty."""
+    environment, task = generated
+    sandbox = new_sandbox()
+
+    async def work() -> str:
+        await environment.prepare(task, sandbox)
+        assert (await sandbox.run(command, timeout_s=30)).exit_code == 0
+        sandbox.calls.clear()
+        return await environment.collect(task, sandbox)
+
+    patch = asyncio.run(work())
+    assert sandbox.calls == ["run", "read_file"]
+    if noted is None:
+        assert patch == ""
+    else:
+        assert patch.startswith(noted + "diff --git a/b.py b/b.py\n")
+        assert not grade(environment, task, new_sandbox(), patch).resolved
+
+
+def test_a_folder_in_a_tests_place_is_no_failure(
+    generated: tuple[SweGymEnvironment, Task], new_sandbox: Factory
+) -> None:
+    environment, task = generated
+    visible = next(path for path in task.data["files"] if path.startswith("test_"))
+
+    async def work() -> str:
+        sandbox = new_sandbox()
+        await environment.prepare(task, sandbox)
+        command = f"for f in {visible} pytest.ini; do rm $f && mkdir $f && echo 1 > $f/x; done"
+        assert (await sandbox.run(command, timeout_s=30)).exit_code == 0
+        return await environment.collect(task, sandbox)
+
+    patch = asyncio.run(work())
+    assert not grade(environment, task, new_sandbox(), patch).resolved
+    honest = patch + environment.reference_patch(task)
+    assert grade(environment, task, new_sandbox(), honest).resolved

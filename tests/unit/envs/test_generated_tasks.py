@@ -44,7 +44,7 @@ def execute(task: Task, files: dict[str, str], test: str) -> list[str]:
     body = re.sub(
         r"^from (\w+) import (.*)$",
         lambda match: "\n".join(f"{name} = LOADED['{match[1]}']['{name}']" for name in match[2].split(", ")),
-        test[test.index("from ") :],
+        test[test.index("from ") :],  # past the limit of CPU time
         flags=re.MULTILINE,
     )
     namespace: dict[str, Any] = {"LOADED": loaded}
@@ -179,6 +179,52 @@ def test_the_perfect_expert_solves_everything(tasks: dict[Split, list[Task]]) ->
             calls, files = drive(expert.turns(task, rng=random.Random(task.id), profile="perfect"), task)
             assert execute(task, files, task.data["hidden_test"]) == []
             assert [call.name for call in calls] == ["bash", "view", "str_replace", "bash", "submit"]
+
+
+LYING = """
+
+class _Lie(BASE):
+    __eq__ = lambda self, other: True
+    __hash__ = None
+
+
+def NAME(*_, **__):
+    return WRAPPED
+"""
+
+
+@pytest.mark.parametrize("wrap", ["_Lie()", "[_Lie()]", "(_Lie(),)", "{0: _Lie()}"])
+@pytest.mark.parametrize("base", ["object", "int", "str", "list", "dict", "float"])
+def test_an_object_that_equals_everything_passes_no_hidden_test(
+    tasks: dict[Split, list[Task]], base: str, wrap: str
+) -> None:
+    """K45."""
+    for task in tasks[Split.TRAIN][:10]:
+        module, function = task.data["module"], task.data["function"]
+        lying = LYING.replace("BASE", base).replace("NAME", function).replace("WRAPPED", wrap)
+        files = {**task.data["files"], module: task.data["solution"] + lying}
+        failed = execute(task, files, task.data["hidden_test"])
+        assert {f"{HIDDEN_TEST}::{name}" for name in failed} >= set(task.data["fail_to_pass"])
+
+
+def test_hidden_tests_compare_values_and_types_to_the_letter(tasks: dict[Split, list[Task]]) -> None:
+    text = tasks[Split.TRAIN][0].data["hidden_test"]
+    namespace: dict[str, Any] = {}
+    exec(text[text.index("def _same") : text.index("def test_")], namespace)  # noqa: S102 - our own text
+    same = namespace["_same"]
+    for got, want in ((1, True), (1, 1.0), ([1], (1,)), ([1], [True]), ({"a": 1}, {"a": True}), ({1}, {True})):
+        assert not same(got, want)
+    for unequal in (
+        ([1], [1, 2]),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": 1}, {"b": 1}),
+        ("a", "b"),
+        ((1, [2]), (1, [3])),
+    ):
+        assert not same(*unequal)
+    for value in (1, True, None, "a", 1.5, [1, (2, {"a": [3]})], {1: "x", 2: {3, 4}}, frozenset({1})):
+        assert same(value, value)
+    assert same({"a": 1, "b": [2]}, {"b": [2], "a": 1}), "the order of a dict is free"
 
 
 @pytest.mark.parametrize(

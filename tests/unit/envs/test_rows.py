@@ -264,3 +264,17 @@ def test_restored_paths_are_the_tests_and_their_folders() -> None:
         "c.py",
         "x",
     }
+
+
+def test_a_product_named_like_tests_is_not_restored() -> None:
+    """What the row's own fix changes is judged, not judging, whatever its folder is called."""
+    fix = "--- a/pkg/testing/core.py\n+++ b/pkg/testing/core.py\n"
+
+    def restored(test: str, patch: str) -> list[str]:
+        row = parse_row(GOOD | {"FAIL_TO_PASS": [f"{test}::t"], "patch": patch}, place="here")
+        return grading_targets(row)[1]
+
+    assert restored("pkg/testing/tests/test_a.py", fix) == ["pkg/testing/tests"]
+    assert restored("pkg/testing/test_a.py", fix) == ["pkg/testing/test_a.py"]
+    own = fix.replace("core.py", "test_a.py")
+    assert restored("pkg/testing/test_a.py", own) == ["pkg/testing"], "a named test file that the fix touches too"

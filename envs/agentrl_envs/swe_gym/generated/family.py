@@ -16,7 +16,7 @@ import msgspec
 from agentrl.errors import GradingTimeoutError, SetupFailedError
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
-from agentrl_envs.swe_gym.archives import pack
+from agentrl_envs.swe_gym.archives import entering, pack
 from agentrl_envs.swe_gym.diffs import apply_exact, make_patch
 from agentrl_envs.swe_gym.generated.expert import GeneratedExpert
 from agentrl_envs.swe_gym.generated.tasks import HIDDEN_TEST, GeneratedTask, make_task
@@ -27,8 +27,13 @@ from agentrl_envs.swe_gym.verdict import judge
 
 _SEED_STRIDE = 50_000
 _TEST_TIMEOUT_S = 60.0
-_COLLECT_LIMIT_BYTES = 32 * 1024 * 1024
+_COLLECT_TIMEOUT_S = 60.0
+_COLLECT_LIMIT_BYTES = 11 * 1024 * 1024  # the most that a sandbox's server reads at once
 _COLLECTED = "/tmp/.agentrl-collect.tar"
+_TAR = f"tar -cf {_COLLECTED} --exclude=__pycache__ --exclude=.pytest_cache --exclude=.git ."
+# What the agent made unreadable is made readable, where tar stumbles over it.
+_COLLECT = f"rm -rf {_COLLECTED}; {_TAR} || {{ chmod -R u+rwX .; {_TAR}; }}"
+_TAR_FILE_CHANGED = 1  # exit code of an archive that is whole, of a tree in which a process still writes
 # Only the status of each test counts, and the hidden tests are plain functions: no rewriting of assertions, no
 # output to read, and none of the plugins that plain functions do not need (a fifth of a session's CPU time).
 _UNUSED_PLUGINS = (
@@ -75,20 +80,25 @@ class GeneratedFamily:
 
     async def collect(self, task: Task, sandbox: Sandbox) -> str:
         """A diff of every regular text file against the task's; caches of the interpreter and of pytest are
-        left out."""
-        command = (
-            f"rm -rf {_COLLECTED}; exec tar -cf {_COLLECTED} "
-            "--exclude=__pycache__ --exclude=.pytest_cache --exclude=.git ."
-        )
-        result = await sandbox.run(command, timeout_s=60.0)
-        archive = await sandbox.read_file(_COLLECTED, limit_bytes=_COLLECT_LIMIT_BYTES)
-        if result.exit_code != 0 or archive is None:
+        left out.
+
+        A tree too large to be read, or that cannot be read at all, is an empty patch: the agent made it so.
+        Raises `SetupFailedError` where collecting does not end.
+        """
+        result = await sandbox.run(entering(sandbox.workdir) + _COLLECT, timeout_s=_COLLECT_TIMEOUT_S, cwd="/")
+        if result.timed_out:
             raise SetupFailedError(
-                f"the work tree could not be collected: {result.output[-300:]}",
+                f"the work tree was not collected within {_COLLECT_TIMEOUT_S:.0f} s",
                 where=f"task {task.id}, {sandbox.id}",
             )
-        files, binary = _unpack_text(archive)
-        noted = "".join(f"Binary file {path} is left out\n" for path in binary)
+        archive = await sandbox.read_file(_COLLECTED, limit_bytes=_COLLECT_LIMIT_BYTES)
+        if result.exit_code not in (0, _TAR_FILE_CHANGED) or archive is None or len(archive) >= _COLLECT_LIMIT_BYTES:
+            return ""
+        try:
+            files, left_out = _unpack_text(archive)
+        except (tarfile.TarError, ValueError):  # not what tar wrote: the agent's processes still live
+            return ""
+        noted = "".join(f"{what} file {path} is left out\n" for path, what in left_out)
         return noted + make_patch(_content(task).files, files)
 
     async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
@@ -116,7 +126,7 @@ class GeneratedFamily:
         tests = {**visible, HIDDEN_TEST: content.hidden_test}
         changed = apply_exact(content.files, patch) if patch.strip() else dict(content.files)
         if changed is not None:
-            await sandbox.unpack(pack({**_neutral(content.files, changed), **tests}))
+            await sandbox.unpack(pack(_without_shadowed({**_neutral(content.files, changed), **tests})))
             return "patch applied exactly"
         await sandbox.unpack(pack(content.files))
         result = await run_grade_program(sandbox, where=f"task {task.id}", patch=patch, test_files=tests)
@@ -132,9 +142,8 @@ def _content(task: Task) -> GeneratedTask:
 
 
 def _neutral(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """`after` with what steers a test session as it was `before`, and nothing that stands where the hidden
-    tests go."""
-    files = {path: text for path, text in after.items() if not path.startswith(f"{HIDDEN_TEST}/")}
+    """`after` with what steers a test session as it was `before`."""
+    files = dict(after)
     for path in {*before, *after}:
         name = path.rsplit("/", 1)[-1]
         steers = is_configuration(path) or (
@@ -147,18 +156,37 @@ def _neutral(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
     return files
 
 
-def _unpack_text(archive: bytes) -> tuple[dict[str, str], list[str]]:
-    """(path → text, paths that are no UTF-8) of the regular files in a tar made inside a sandbox."""
+def _without_shadowed(files: Mapping[str, str]) -> dict[str, str]:
+    """`files` without those under a path that is itself a file: a folder that the candidate put in a test's
+    place."""
+
+    def shadowed(path: str) -> bool:
+        parts = path.split("/")
+        return any("/".join(parts[:depth]) in files for depth in range(1, len(parts)))
+
+    return {path: text for path, text in files.items() if not shadowed(path)}
+
+
+def _unpack_text(archive: bytes) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """(path → text, what is left out) of the regular files in a tar made inside a sandbox.
+
+    Left out, as (printable path, why), are files that are no UTF-8 or whose name is none. Raises
+    `tarfile.TarError` or `ValueError` for an archive that is not whole.
+    """
     files: dict[str, str] = {}
-    binary: list[str] = []
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    left_out: list[tuple[str, str]] = []
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         for member in tar:
             stream = tar.extractfile(member) if member.isreg() else None
             if stream is None:
                 continue
             path = member.name.removeprefix("./")
+            printable = ascii(path.encode("utf-8", "surrogateescape"))[2:-1]
             try:
+                path.encode()
                 files[path] = stream.read().decode()
+            except UnicodeEncodeError:
+                left_out.append((printable, "Oddly named"))
             except UnicodeDecodeError:
-                binary.append(path)
-    return files, sorted(binary)
+                left_out.append((printable, "Binary"))
+    return files, sorted(left_out)

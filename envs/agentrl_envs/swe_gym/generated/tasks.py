@@ -52,6 +52,22 @@ signal.setitimer(signal.ITIMER_PROF, 1.0, 0.2)
 
 """
 
+# `==` belongs to the candidate where it returns an object of its own: types are compared too, to the letter. The
+# order of a dict is nobody's promise.
+_SAME = """
+
+def _same(got, want):
+    if type(got) is not type(want):
+        return False
+    if type(want) in (list, tuple):
+        return len(got) == len(want) and all(map(_same, got, want))
+    if type(want) in (dict, set, frozenset):
+        got, want = (list(v.items() if type(v) is dict else v) for v in (got, want))
+        return len(got) == len(want) and all(any(_same(g, w) for g in got) for w in want)
+    return got == want
+
+"""
+
 
 class GeneratedTask(msgspec.Struct, frozen=True, kw_only=True):
     """One generated problem.
@@ -137,7 +153,8 @@ def _attempt(rng: random.Random, split: Split) -> GeneratedTask | None:
         return None
     cases = _cases(rng, broken, "\n".join(bad))
     failing = [case for case in cases if case.fails]
-    passing = [case for case in cases if not case.fails]
+    # equal but not the same (1 for 1.0): neither fails plainly nor passes
+    passing = [case for case in cases if not case.fails and case.got == case.expected]
     if len(failing) < _MIN_FAILING:
         return None
     visible, *failing = failing[: _MAX_FAILING + 1]
@@ -261,9 +278,9 @@ def _hidden_test(
     ids: dict[tuple[str, str], str] = {}
     for case in (*failing, *passing, *neighbours):
         name = f"test_{len(tests) + 1}_{case.call.split('(')[0]}"
-        tests.append(f"def {name}():\n    assert {case.call} == {case.expected}\n")
+        tests.append(f"def {name}():\n    assert _same({case.call}, {case.expected})\n")
         ids["fail" if case.fails else "pass", f"{HIDDEN_TEST}::{name}"] = f"{case.call} == {case.expected}"
-    return _CPU_LIMIT + "\n".join(imports) + "\n\n" + "\n".join(tests), ids
+    return _CPU_LIMIT + "\n".join(imports) + _SAME + "\n" + "\n".join(tests), ids
 
 
 def _issue(rng: random.Random, name: str, case: _Case) -> str:
