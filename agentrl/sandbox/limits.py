@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from agentrl.config import SandboxConfig
+from agentrl.sandbox.server.settings import DEFAULT_ENVIRONMENT
 
 WORKDIR = "/testbed"
 SANDBOX_UID = 1000
@@ -13,20 +14,9 @@ SERVER_COMMAND = ("/usr/bin/python3", "-I", "-B", "/opt/agentrl/server/launch.py
 MAX_AGE_S = 24 * 3600.0  # no sandbox lives longer: the pool retires it at half of this, the reaper ends it
 _MB = 1024 * 1024
 
-# Everything a sandbox's processes find in their environment: nothing of the host's is passed on.
-ENVIRONMENT = MappingProxyType(
-    {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "PAGER": "cat",
-        "GIT_PAGER": "cat",
-        "MANPAGER": "cat",
-        "PIP_PROGRESS_BAR": "off",
-        "TQDM_DISABLE": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-)
+# Everything a sandbox's processes find in their environment: nothing of the host's is passed on. The
+# server inside falls back on the same, so it is written there, where nothing of ours can be imported.
+ENVIRONMENT = MappingProxyType(DEFAULT_ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)

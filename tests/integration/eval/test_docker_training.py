@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.policy import model_location
 from agentrl.sandbox.backend import docker_fault
 
 ROOT = Path(__file__).parents[3]
@@ -22,8 +21,6 @@ STEPS = 2
 def test_the_demo_preset_trains_in_docker_sandboxes(tmp_path: Path) -> None:
     if fault := docker_fault():
         pytest.skip(str(fault))
-    if not (Path(model_location("tiny")) / "config.json").is_file():
-        pytest.skip("the shipped policy is not built")
     run = tmp_path / f"docker-{os.getpid()}"
     words = ["train", "swe-gym", "--preset", "demo", "--sandbox.backend", "docker", "--plain", "--run-dir", str(run)]
     words += ["--steps", str(STEPS), "--rollout.groups", "2", "--rollout.group-size", "4"]

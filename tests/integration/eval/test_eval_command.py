@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from datasets import load_dataset
 
-from agentrl.policy import model_location
 from agentrl.sandbox.backend import bubblewrap_fault
 
 pytestmark = [pytest.mark.bubblewrap]
@@ -52,8 +51,6 @@ def test_reference_patches_resolve_their_instances(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_real_instances_end_to_end(tmp_path: Path) -> None:
     """Prompt, sandboxes, token records, grading, predictions and summary of real instances."""
-    if not (Path(model_location("tiny")) / "config.json").is_file():
-        pytest.skip("the shipped policy is not built")
     run = tmp_path / "run"
     summary = evaluate(run, "--tasks", str(TASKS), "--agent.max-turns", "4")
     assert (summary["tasks"], summary["n"], summary["infrastructure_failures"]) == (TASKS, TASKS, 0)
