@@ -273,11 +273,14 @@ class ServedSandbox:
         *,
         timeout_s: float,
         canary: bool = False,
+        test_timeout_s: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> TestReport:
         """As `Sandbox.run_tests`."""
         fields = {"arguments": list(arguments), "canary": canary, "cwd": cwd, "env": dict(env or {})}
+        if test_timeout_s is not None:
+            fields["test_timeout_s"] = test_timeout_s
         return await self._ask("tests", TestReport, timeout_s=timeout_s, **fields)
 
     async def write_files(self, files: Mapping[str, bytes], *, timeout_s: float = 30.0) -> None:

@@ -97,10 +97,12 @@ class Sandbox(Protocol):
         *,
         timeout_s: float,
         canary: bool = False,
+        test_timeout_s: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> TestReport:
-        """Run pytest with `arguments` in a fork of the resident runner and report per test."""
+        """Run pytest with `arguments` and report per test. A single test that takes longer than `test_timeout_s`
+        fails, and the session goes on; `timeout_s` bounds the session."""
         ...
 
     async def write_files(self, files: Mapping[str, bytes], *, timeout_s: float = 30.0) -> None:
@@ -151,12 +153,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """What grading found: `reward` in [0, 1], `resolved`, and a log a person can read."""
+    """What grading found: `reward` in [0, 1], `resolved`, and a log a person can read.
+
+    `tests` maps each named test to its status; `output` is all that the tests printed, as far as it was kept.
+    """
 
     reward: float
     resolved: bool
     log: str = ""
     tests: dict[str, str] = {}
+    output: str = ""
 
 
 @runtime_checkable
@@ -199,6 +205,19 @@ class Environment(Protocol):
 
     def reference_patch(self, task: Task) -> str:
         """The patch that solves the task."""
+        ...
+
+
+@runtime_checkable
+class TaskCatalog(Protocol):
+    """What an environment may have beside `Environment`, for the commands that work on single tasks."""
+
+    def find(self, task_id: str) -> Task:
+        """The task of that id, of whatever split and kind. Raises `DatasetError` that names close ids."""
+        ...
+
+    def every(self) -> list[Task] | None:
+        """Each task once, of whatever split and kind, in the data's order; None where there is no end of them."""
         ...
 
 
