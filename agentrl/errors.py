@@ -127,6 +127,11 @@ class SetupFailedError(SandboxError):
     """A task's work tree could not be prepared in a sandbox."""
 
 
+class CommandTimeoutError(SandboxError):
+    """A command that preparing, collecting or grading needs did not end in time. The agent's own commands are
+    results, not errors."""
+
+
 class GradingTimeoutError(SandboxError):
     """Grading did not end within its own allowance."""
 
@@ -211,6 +216,7 @@ _TABLE: tuple[tuple[type[BaseException], Handling], ...] = (
     (ImageMissingError, Handling(retry=False, graded=False, counted=False)),
     (PolicyDeadError, Handling(retry=False, graded=False, counted=False)),
     (TrainerError, Handling(retry=False, graded=False, counted=False)),
+    (CommandTimeoutError, Handling(retry=True, graded=False, counted=False)),
     (SandboxError, Handling(retry=True, graded=False, counted=False)),
     (DeadlineError, Handling(retry=True, graded=False, counted=False)),
     (PolicyError, Handling(retry=True, graded=False, counted=False)),

@@ -20,7 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-sandbox_app = typer.Typer(help="Build sandbox images and clear up after crashes.", no_args_is_help=True)
+sandbox_app = typer.Typer(
+    help="Debug on tasks in their sandboxes; look after this machine's sandboxes and images.", no_args_is_help=True
+)
 
 for _name in ("train", "sft", "evaluate", "report", "view", "doctor"):
     importlib.import_module(f"agentrl.cli.{_name}").register(app)

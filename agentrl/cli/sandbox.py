@@ -1,29 +1,14 @@
-"""`agentrl sandbox …`."""
+"""`agentrl sandbox …`: debugging on tasks, making tasks, and this machine's sandboxes."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from agentrl.cli import sandbox_machine, sandbox_tasks, task_factory
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-
-    @app.command()
-    def build(
-        backend: Annotated[str, typer.Option("--backend", help="bubblewrap, docker or auto.")] = "auto",
-    ) -> int:
-        """Build the base image (cached by content)."""
-        from agentrl.run.sandboxes import build_image
-
-        print(build_image(backend))
-        return 0
-
-    @app.command()
-    def reap() -> int:
-        """Remove what crashed runs left: containers, control groups, folders."""
-        from agentrl.run.sandboxes import reap_all
-
-        print(reap_all())
-        return 0
+    sandbox_tasks.register(app)
+    task_factory.register(app)
+    sandbox_machine.register(app)

@@ -44,6 +44,49 @@ class SandboxConfig(_Model):
     disk_mb: int = Field(256, ge=8, description="size of the work tree's and /tmp's file systems")
     cpus: float = Field(1.0, gt=0)
     start_timeout_s: float = Field(60.0, gt=0)
+    recipes: Path | None = Field(None, description="folder of further image recipes, beside the shipped ones")
+    hosts: tuple[str, ...] = Field(
+        (), description="addresses of the Docker daemons to use; empty: DOCKER_HOST, or this machine's"
+    )
+    host_size: int | None = Field(
+        None, ge=1, description="most sandboxes of one of `hosts`; None: `size` in equal shares"
+    )
+    channel: Literal["auto", "socket", "stdio"] = Field(
+        "auto", description="to a container's server; auto: a Unix socket where the daemon shares our files, else stdio"
+    )
+    pull: Literal["missing", "never"] = Field("missing", description="whether Docker pulls an image that is not there")
+    disk_watermark: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="used fraction of a daemon's disk above which images that agentrl built or pulled and no container "
+        "uses are removed, the longest unused first; 1 never removes",
+    )
+    daemon_patience_s: float = Field(
+        120.0, ge=0, description="how long starts wait for a Docker daemon that does not answer to come back"
+    )
+
+    @model_validator(mode="after")
+    def validate_docker_settings(self) -> SandboxConfig:
+        docker_only = ("hosts", "host_size", "channel", "pull", "disk_watermark", "daemon_patience_s")
+        if self.backend == "bubblewrap":
+            for name in docker_only:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"sandbox.{name} has no effect with sandbox.backend=bubblewrap; remedy: leave it out, or "
+                        "sandbox.backend=docker"
+                    )
+        if len(set(self.hosts)) < len(self.hosts):
+            raise ValueError("sandbox.hosts names a daemon twice; remedy: name each once")
+        if self.host_size is not None:
+            if not self.hosts:
+                raise ValueError("sandbox.host_size has no effect without sandbox.hosts; remedy: set sandbox.size")
+            if self.host_size * len(self.hosts) < self.size:
+                raise ValueError(
+                    f"sandbox.size ({self.size}) exceeds what {len(self.hosts)} hosts of sandbox.host_size "
+                    f"({self.host_size}) hold; remedy: raise the second or lower the first"
+                )
+        return self
 
 
 class ToolsConfig(_Model):

@@ -182,7 +182,12 @@ class RolloutDriver:
         status, limits = rollout.status, self.limits
         self._enter(status, phase)
         image = self.environment.image(rollout.task)
-        lease = self.pool.lease(image, timeout_s=limits.lease_s, label=status.trajectory_id)
+        lease = self.pool.lease(
+            image,
+            timeout_s=limits.lease_s,
+            label=status.trajectory_id,
+            grading=phase is RolloutPhase.GRADE_LEASE,
+        )
         async with AsyncExitStack() as stack:
             async with deadline(limits.lease_s + _GRACE_S, lambda: self._late(status, "a sandbox's start")):
                 sandbox = await stack.enter_async_context(lease)

@@ -19,7 +19,7 @@ from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.groups import GroupRequest, GroupResult
 from agentrl.rollout.status import ConcurrencyMeter, RolloutStatus, Usage, Watchdog
 from agentrl.trajectory import Trajectory
-from agentrl.wire import Environment, Event, EventKind, SandboxPool
+from agentrl.wire import Environment, Event, EventKind, Prefetching, SandboxPool
 
 _STANDSTILL_S = 120.0
 _LOOK_EVERY_S = 5.0
@@ -52,6 +52,7 @@ class RolloutEngine:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._emit, self._monotonic, self._wall = emit, monotonic, wall
+        self._environment, self._pool = environment, pool
         self._driver = RolloutDriver(environment, pool, limits, monotonic, wall, self._note)
         self._slots = asyncio.Semaphore(concurrency)
         self._active: dict[str, RolloutStatus] = {}
@@ -83,6 +84,7 @@ class RolloutEngine:
         are cancelled.
         """
         run = _Run(episode, step, sum(request.size for request in requests))
+        self._prefetch(requests)
         try:
             async with asyncio.TaskGroup() as outer:
                 watching = outer.create_task(self._watch(), name="rollout watchdog")
@@ -95,6 +97,13 @@ class RolloutEngine:
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         return [group.result() for group in groups]
+
+    def _prefetch(self, requests: Sequence[GroupRequest]) -> None:
+        """Tell the pool which images come, so that a slow pull is over when its rollout gets a slot."""
+        if not isinstance(self._pool, Prefetching):
+            return
+        images = dict.fromkeys(self._environment.image(request.task) for request in requests)
+        self._pool.prefetch(list(images))
 
     async def _group(
         self, request: GroupRequest, run: _Run, on_group: Callable[[GroupResult], None] | None

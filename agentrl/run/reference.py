@@ -10,12 +10,14 @@ from typing import Any
 from agentrl.config import RunConfig
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.cursor import TaskCursor
+from agentrl.rollout.driver import Limits
 from agentrl.run.evaluate import EVAL_SEED
 from agentrl.run.folder import RunFolder
+from agentrl.run.grading import Grader
 from agentrl.run.recorder import Recorder
 from agentrl.sandbox import open_pool
 from agentrl.trajectory import Split
-from agentrl.wire import Environment, EventKind, SandboxPool, Task
+from agentrl.wire import Environment, EventKind, Task
 from agentrl.wire.events import Phase
 
 _AT_ONCE = 4
@@ -30,11 +32,12 @@ async def grade_references(
     slots = asyncio.Semaphore(_AT_ONCE)
     done = 0
     async with open_pool(config.sandbox, run_id=folder.path.name) as pool:
+        grader = Grader(environment, pool, Limits.from_config(config), recorder.note)
 
         async def one(task: Task) -> dict[str, Any]:
             nonlocal done
             async with slots:
-                verdict = await _grade(config, environment, pool, task)
+                verdict = await _grade(grader, task)
             done += 1
             recorder.tell(
                 EventKind.ROLLOUT_FINISHED,
@@ -61,28 +64,18 @@ async def grade_references(
     }
 
 
-async def _grade(config: RunConfig, environment: Environment, pool: SandboxPool, task: Task) -> dict[str, Any]:
+async def _grade(grader: Grader, task: Task) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        async with (
-            asyncio.timeout(config.rollout.grade_timeout_s + config.sandbox.start_timeout_s),
-            pool.lease(
-                environment.image(task), timeout_s=config.sandbox.start_timeout_s, label=f"reference {task.id}"
-            ) as sandbox,
-        ):
-            grade = await environment.grade(task, sandbox, environment.reference_patch(task))
-    except (InfrastructureError, TimeoutError) as error:
-        return {
-            "task": task.id,
-            "resolved": False,
-            "verdict": "error",
-            "log": str(error) or "deadline",
-            "seconds": time.monotonic() - began,
-        }
+        grade = await grader.grade(task, grader.environment.reference_patch(task))
+    except InfrastructureError as error:
+        resolved, verdict, log = False, "error", str(error)
+    else:
+        resolved, verdict, log = grade.resolved, "resolved" if grade.resolved else "unresolved", grade.log[-4000:]
     return {
         "task": task.id,
-        "resolved": grade.resolved,
-        "verdict": "resolved" if grade.resolved else "unresolved",
-        "log": grade.log[-4000:],
+        "resolved": resolved,
+        "verdict": verdict,
+        "log": log,
         "seconds": time.monotonic() - began,
     }

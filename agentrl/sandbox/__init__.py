@@ -6,8 +6,9 @@ async with open_pool(config, run_id="demo") as pool:
 """
 
 from agentrl.sandbox.backend import choose_backend
+from agentrl.sandbox.images import recipe_names
 from agentrl.sandbox.pool import Pool, PoolStats, open_pool
 from agentrl.sandbox.reaper import ReapReport, reap
 from agentrl.sandbox.session import ServedSandbox
 
-__all__ = ["Pool", "PoolStats", "ReapReport", "ServedSandbox", "choose_backend", "open_pool", "reap"]
+__all__ = ["Pool", "PoolStats", "ReapReport", "ServedSandbox", "choose_backend", "open_pool", "reap", "recipe_names"]

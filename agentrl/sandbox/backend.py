@@ -7,7 +7,7 @@ import subprocess
 from typing import Literal, Protocol
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import NoSandboxBackendError, SandboxError
+from agentrl.errors import DaemonUnreachableError, NoSandboxBackendError, SandboxError
 from agentrl.sandbox.channel import Channel
 
 BackendName = Literal["docker", "bubblewrap"]
@@ -68,26 +68,35 @@ class Backend(Protocol):
         raises, and when it is cancelled, nothing of the sandbox stays."""
         ...
 
+    def free_room(self) -> int | None:
+        """How many more sandboxes it could start now; None: as many as the pool likes."""
+        ...
+
     async def close(self) -> None:
         """Remove whatever this backend started and still lives. Bounded in time."""
         ...
 
 
-def docker_fault(timeout_s: float = _DAEMON_TIMEOUT_S) -> str | None:
-    """Why Docker cannot be used here; None where a daemon answers within `timeout_s`."""
-    import docker  # here, because it takes 0.2 s to import and bubblewrap needs none of it
-    import docker.errors
-    import requests
+def docker_fault(timeout_s: float = _DAEMON_TIMEOUT_S, hosts: tuple[str, ...] = ()) -> str | None:
+    """Why Docker cannot be used here; None where one of the daemons `hosts` (empty: DOCKER_HOST, or this machine's)
+    answers. Waits at most `timeout_s` for each."""
+    # Here, because it takes 0.2 s to import and bubblewrap needs none of it.
+    from agentrl.sandbox.docker_client import DAEMON_ERRORS, connect
 
-    try:
-        client = docker.from_env(timeout=timeout_s)
+    faults = []
+    for address in hosts or ("",):
         try:
-            client.ping()
-        finally:
-            client.close()
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        return f"no Docker daemon answers ({str(error)[:200]})"
-    return None
+            client = connect(timeout_s, address)
+            try:
+                client.ping()
+            finally:
+                client.close()
+            return None
+        except DaemonUnreachableError as error:
+            faults.append(error.what.removeprefix("the Docker daemon does not answer "))
+        except DAEMON_ERRORS as error:
+            faults.append(f"({str(error)[:200]})")
+    return f"no Docker daemon answers {'; '.join(faults)}"
 
 
 def bubblewrap_fault() -> str | None:
@@ -136,7 +145,7 @@ def choose_backend(config: SandboxConfig) -> BackendName:
     faults: list[str] = []
     remedies: list[str] = []
     if config.backend in ("auto", "docker"):
-        fault = docker_fault()
+        fault = docker_fault(hosts=config.hosts)
         if fault is None:
             return "docker"
         faults.append(fault)

@@ -18,6 +18,7 @@ import functools
 import json
 import logging
 import os
+import platform
 import secrets
 import select
 import signal
@@ -31,19 +32,19 @@ from pathlib import Path
 
 from agentrl.config import SandboxConfig
 from agentrl.errors import SandboxDeadError, SandboxError, SandboxOutOfMemoryError, SandboxStartError
+from agentrl.sandbox import seccomp
 from agentrl.sandbox.backend import BackendName
+from agentrl.sandbox.bubblewrap_command import bwrap_command
 from agentrl.sandbox.cgroups import Cgroup, CgroupTree, host_oom_kills
 from agentrl.sandbox.channel import Channel, StderrTail
 from agentrl.sandbox.images import ensure_rootfs
-from agentrl.sandbox.limits import ENVIRONMENT, SANDBOX_UID, SERVER_COMMAND, WORKDIR, Limits
+from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.owner import Owner
 
 log = logging.getLogger("agentrl.sandbox")
 
 _GATE_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 5.0
-# Mounted by bubblewrap itself, so never taken from the image.
-_OWN_FOLDERS = frozenset({"proc", "dev", "sys", "tmp", "run", "testbed", "root", "home", "mnt", "media", "srv"})
 
 
 @functools.cache
@@ -52,46 +53,6 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
     that spawned: from a thread that ends, or an event loop's short-lived one, the sandboxes would die with
     it."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="agentrl-bwrap")
-
-
-def bwrap_command(rootfs: Path, limits: Limits, *, info_fd: int, gate_fd: int, address_space: bool) -> list[str]:
-    """The command line of one sandbox. `gate_fd` holds the server back until a byte comes; `info_fd` tells
-    its pid."""
-    command = [
-        "bwrap",
-        "--unshare-all",
-        "--unshare-user",
-        "--disable-userns",
-        "--die-with-parent",
-        "--new-session",
-    ]
-    command += ["--as-pid-1", "--cap-drop", "ALL", "--hostname", "sandbox"]
-    command += ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
-    command += ["--info-fd", str(info_fd), "--block-fd", str(gate_fd), "--clearenv"]
-    for name, value in ENVIRONMENT.items():
-        command += ["--setenv", name, value]
-    for entry in sorted(rootfs.iterdir()):
-        if entry.is_symlink():
-            command += ["--symlink", os.readlink(entry), f"/{entry.name}"]
-        elif entry.is_dir() and entry.name not in _OWN_FOLDERS:
-            command += ["--ro-bind", str(entry), f"/{entry.name}"]
-    # Host root is user 1000 inside: without capabilities, yet the owner of /proc/sys's files as the kernel
-    # sees it.
-    command += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
-    for folder, size, mode in (
-        ("/dev/shm", limits.shm_bytes, "1777"),
-        ("/tmp", limits.disk_bytes, "1777"),
-        (WORKDIR, limits.disk_bytes, "0755"),
-    ):
-        command += ["--size", str(size), "--perms", mode, "--tmpfs", folder]
-    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR, "--"]
-    command += [
-        "/usr/bin/prlimit",
-        *limits.prlimit_arguments(address_space=address_space),
-        "--",
-        *SERVER_COMMAND,
-    ]
-    return command
 
 
 class _TailProtocol(asyncio.Protocol):
@@ -138,26 +99,34 @@ class _Spawned:
             self.cgroup.remove_within(_EXIT_TIMEOUT_S)
 
 
-def _spawn(command_for: Callable[[int, int], list[str]], cgroup: Cgroup | None, name: str) -> _Spawned:
-    """Start `command_for(info_fd, gate_fd)`, put its server into `cgroup`, and open the gate.
+def _spawn(
+    command_for: Callable[[int, int, int | None], list[str]],
+    cgroup: Cgroup | None,
+    name: str,
+    *,
+    filter_program: bytes | None,
+) -> _Spawned:
+    """Start `command_for(info_fd, gate_fd, filter_fd)`, put its server into `cgroup`, and open the gate.
 
     Runs in the spawner's thread. Raises `SandboxStartError`, leaving nothing behind but the cgroup's
     directories.
     """
     info_read, info_write = os.pipe()
     gate_read, gate_write = os.pipe()
+    filter_fd = None if filter_program is None else _readable(filter_program)
+    theirs_alone = [fd for fd in (info_write, gate_read, filter_fd) if fd is not None]
     ours, theirs = socket.socketpair()
     # Sockets, not pipes: a pipe of PID 1 could be opened through /proc by any process inside, and answers
     # forged.
     err_ours, err_theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            command_for(info_write, gate_read),
+            command_for(info_write, gate_read, filter_fd),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=err_theirs.fileno(),
             env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
-            pass_fds=(info_write, gate_read),
+            pass_fds=theirs_alone,
             start_new_session=True,  # a Ctrl-C at the terminal is the owner's to handle
         )
     except OSError as error:
@@ -171,7 +140,7 @@ def _spawn(command_for: Callable[[int, int], list[str]], cgroup: Cgroup | None, 
             remedy="apt-get install bubblewrap",
         ) from error
     finally:
-        for end in (info_write, gate_read):
+        for end in theirs_alone:
             os.close(end)
         theirs.close()
         err_theirs.close()
@@ -190,6 +159,14 @@ def _spawn(command_for: Callable[[int, int], list[str]], cgroup: Cgroup | None, 
         os.close(info_read)
         os.close(gate_write)
     return spawned
+
+
+def _readable(data: bytes) -> int:
+    """A descriptor from which `data` can be read."""
+    fd = os.memfd_create("agentrl-filter")
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _read_child_pid(info_fd: int) -> int | None:
@@ -319,7 +296,9 @@ class BubblewrapBackend:
         self._limits = Limits.of(config)
         self._owner = Owner.current()
         self._tree = CgroupTree.find()
+        self._filter = seccomp.program()
         self._rootfs: dict[str, Path] = {}
+        self._recipes = config.recipes
         self._run_id = run_id
         self._machines: set[BubblewrapMachine] = set()
         if self._tree is None:
@@ -328,10 +307,15 @@ class BubblewrapBackend:
                 "no CPU share%s)",
                 ", and no limit of processes, which the kernel spares root" if os.geteuid() == 0 else "",
             )
+        if self._filter is None:
+            log.warning(
+                "no system-call filter: its numbers are not known for %s, so sandboxes can ask the kernel for anything",
+                platform.machine(),
+            )
 
     async def prepare(self, image: str) -> None:
         if image not in self._rootfs:
-            self._rootfs[image] = await asyncio.to_thread(ensure_rootfs, image)
+            self._rootfs[image] = await asyncio.to_thread(ensure_rootfs, image, recipes=self._recipes)
 
     async def start(self, image: str, *, timeout_s: float) -> BubblewrapMachine:
         await self.prepare(image)
@@ -347,11 +331,17 @@ class BubblewrapBackend:
                     raise SandboxStartError(f"no cgroup: {error}", where=f"sandbox {name}") from error
             try:
                 return _spawn(
-                    lambda info_fd, gate_fd: bwrap_command(
-                        rootfs, self._limits, info_fd=info_fd, gate_fd=gate_fd, address_space=cgroup is None
+                    lambda info_fd, gate_fd, filter_fd: bwrap_command(
+                        rootfs,
+                        self._limits,
+                        info_fd=info_fd,
+                        gate_fd=gate_fd,
+                        filter_fd=filter_fd,
+                        address_space=cgroup is None,
                     ),
                     cgroup,
                     name,
+                    filter_program=self._filter,
                 )
             except BaseException:
                 if cgroup is not None:
@@ -387,6 +377,9 @@ class BubblewrapBackend:
         )
         self._machines.add(machine)
         return machine
+
+    def free_room(self) -> int | None:
+        return None  # whatever the pool likes: nothing but this machine bounds it
 
     async def close(self) -> None:
         await asyncio.gather(*(machine.close() for machine in tuple(self._machines)))

@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.sandbox.owner import Owner
 _PREFIX = "agentrl-"
 _ROOT = Path("/sys/fs/cgroup")
 _CPU_PERIOD_US = 100_000
+_PROBE_TIMEOUT_S = 1.0
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -85,17 +87,21 @@ class CgroupTree:
 
     @classmethod
     def find(cls, root: Path = _ROOT, owner: Owner | None = None) -> CgroupTree | None:
-        """The first tree in which a directory with a memory limit can really be made; None where there is
-        none."""
-        for tree in (cls._version_1(root), cls._version_2(root)):
+        """The first tree in which a directory with a memory limit can really be made, and processes of ours moved
+        there; None where there is none. Of version 2, from the root down to our own group: root finds the root, a
+        user what was delegated to him (`systemd-run --user --scope`), and both the same whenever they look."""
+        probe = Limits(memory_bytes=1 << 30, pids=64, disk_bytes=1, shm_bytes=1, cpus=1.0)
+        for tree in (cls._version_1(root), *map(cls._version_2, _own_groups(root))):
             if tree is None:
                 continue
-            probe = Limits(memory_bytes=1 << 30, pids=64, disk_bytes=1, shm_bytes=1, cpus=1.0)
             try:
-                tree.create(f"probe{secrets.token_hex(4)}", probe, owner=owner or Owner.current()).try_remove()
+                group = tree.create(f"probe{secrets.token_hex(4)}", probe, owner=owner or Owner.current())
             except OSError:
                 continue
-            return tree
+            if tree.version == 1 or _can_be_entered(group):
+                group.remove_within(_PROBE_TIMEOUT_S)
+                return tree
+            group.remove_within(_PROBE_TIMEOUT_S)
         return None
 
     @classmethod
@@ -104,12 +110,12 @@ class CgroupTree:
         return cls(version=1, bases=bases) if {"memory", "pids"} <= bases.keys() else None
 
     @classmethod
-    def _version_2(cls, root: Path) -> CgroupTree | None:
+    def _version_2(cls, base: Path) -> CgroupTree | None:
         try:
-            enabled = (root / "cgroup.subtree_control").read_text().split()
+            enabled = (base / "cgroup.subtree_control").read_text().split()
         except OSError:
             return None
-        return cls(version=2, bases=dict.fromkeys(_CONTROLLERS, root)) if {"memory", "pids"} <= set(enabled) else None
+        return cls(version=2, bases=dict.fromkeys(_CONTROLLERS, base)) if {"memory", "pids"} <= set(enabled) else None
 
     def create(self, name: str, limits: Limits, *, owner: Owner) -> Cgroup:
         """Make the directories of sandbox `name` with its limits set. Raises OSError, leaving nothing
@@ -164,6 +170,31 @@ class CgroupTree:
             if owner is not None and owner.is_known_dead():
                 found.append(Cgroup(folders=tuple(folders), oom_file=folders[0] / "memory.oom_control"))
         return found
+
+
+def _own_groups(root: Path, membership: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The groups of version 2 that we are in, the root first."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return [root]
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "/")
+    own = root / path.strip("/")
+    return (
+        [*(parent for parent in reversed(own.parents) if parent.is_relative_to(root)), own] if own != root else [root]
+    )
+
+
+def _can_be_entered(group: Cgroup) -> bool:
+    """Whether a process of ours may be moved into `group`: that needs the right to write the common ancestor too."""
+    with subprocess.Popen(["sleep", "10"], stdin=subprocess.DEVNULL) as child:
+        try:
+            group.add(child.pid)
+        except OSError:
+            return False
+        finally:
+            child.kill()
+    return True
 
 
 def host_oom_kills() -> int:

@@ -77,23 +77,63 @@ async def docker_chunks(reader: asyncio.StreamReader, stderr: StderrTail) -> Asy
         return
 
 
+class DockerStderr(asyncio.Protocol):
+    """Reads a container's attach stream aside of the conversation: stderr goes to `tail`, all else is dropped.
+
+    `ended` is set at the stream's end: the container has, or the daemon has gone."""
+
+    def __init__(self, tail: StderrTail) -> None:
+        self.ended = asyncio.Event()
+        self._tail = tail
+        self._header = bytearray()
+        self._left = 0
+
+    def data_received(self, data: bytes) -> None:
+        while data:
+            if self._left == 0:
+                missing = _DOCKER_HEADER_BYTES - len(self._header)
+                self._header += data[:missing]
+                data = data[missing:]
+                if len(self._header) == _DOCKER_HEADER_BYTES:
+                    self._left = int.from_bytes(self._header[4:], "big")
+                    if self._left == 0:
+                        self._header.clear()
+                continue
+            piece, data = data[: self._left], data[self._left :]
+            if self._header[0] == _DOCKER_STDERR:
+                self._tail.feed(piece)
+            self._left -= len(piece)
+            if self._left == 0:
+                self._header.clear()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+
+
 class Channel:
     """One line out, one line in, over a connected socket. Owned by one `Session`; not for concurrent use."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chunks: ChunkReader = plain_chunks
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        chunks: ChunkReader = plain_chunks,
+        stderr: StderrTail | None = None,
     ) -> None:
-        self.stderr = StderrTail()
+        self.stderr = stderr if stderr is not None else StderrTail()
         self._reader = reader
         self._writer = writer
         self._chunks = chunks(reader, self.stderr)
         self._buffer = bytearray()
 
     @classmethod
-    async def over(cls, sock: socket.socket, chunks: ChunkReader = plain_chunks) -> Channel:
-        """A channel over a connected stream socket, which it owns from here on."""
+    async def over(
+        cls, sock: socket.socket, chunks: ChunkReader = plain_chunks, stderr: StderrTail | None = None
+    ) -> Channel:
+        """A channel over a connected stream socket, which it owns from here on. `stderr`: where what the server says
+        there is kept, if not here."""
         reader, writer = await asyncio.open_connection(sock=sock, limit=2 * _CHUNK_BYTES)
-        return cls(reader, writer, chunks)
+        return cls(reader, writer, chunks, stderr)
 
     @property
     def is_open(self) -> bool:
@@ -108,8 +148,7 @@ class Channel:
     async def send(self, line: bytes) -> None:
         """Write one line (without its newline). Raises `ChannelClosedError`."""
         try:
-            self._writer.write(line)
-            self._writer.write(b"\n")
+            self._writer.writelines((line, b"\n"))  # one system call: half a line would wake the server for nothing
             await self._writer.drain()
         except (ConnectionError, OSError) as error:
             raise ChannelClosedError(str(error)) from error

@@ -8,7 +8,8 @@ Life cycle of a sandbox:
 
 Invariants: starting + idle + leased + resetting + closing ≤ `size`; starting ≤ `starters`; a sandbox is in
 one state; a lease gets a sandbox in which nothing of an earlier lease is left; no lease waits longer than it
-asked for; after `close` nothing of the pool's lives. All changes happen in the event loop's thread between
+asked for; after `close` nothing of the pool's lives. A sandbox that has graded serves only to grade from then on:
+hidden tests went through its server's memory, of which a warm fork (an agent's pytest) has a copy. All changes happen in the event loop's thread between
 two awaits, so there are no locks: every change ends in `_pump`, which alone hands out and starts.
 """
 
@@ -19,32 +20,23 @@ import logging
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import (
-    AgentRLError,
-    DaemonUnreachableError,
-    DeadlineError,
-    ImageMissingError,
-    NoSandboxBackendError,
-    SandboxError,
-    SandboxStartError,
-)
+from agentrl.errors import AgentRLError, DeadlineError, SandboxError
 from agentrl.sandbox.backend import Backend, BackendName, choose_backend
 from agentrl.sandbox.limits import MAX_AGE_S
+from agentrl.sandbox.pool_starts import Starts, for_waiter
 from agentrl.sandbox.reaper import reap
 from agentrl.sandbox.session import ServedSandbox, Session
 
 log = logging.getLogger("agentrl.sandbox")
 
-START_ATTEMPTS = 4
-BACKOFF_S = 0.25
-COOLDOWN_S = 2.0
 CLOSE_TIMEOUT_S = 60.0
+LOOK_AGAIN_S = 1.0  # while someone waits: room may have come where nothing of ours has happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +59,9 @@ class PoolStats:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     image: str
+    grading: bool
     session: asyncio.Future[Session]
+    since: float
 
 
 def starts_wanted(*, waiting: int, reserve: int, supply: int, room: int, starters_free: int) -> int:
@@ -84,17 +78,16 @@ class Pool:
         self._backend = backend
         self._reserve = {config.image: min(config.starters, config.size)}
         self._idle: dict[str, deque[Session]] = {}
+        self._graders: dict[str, deque[Session]] = {}  # idle too, but such as have graded
         self._waiters: deque[_Waiter] = deque()
         self._leased: set[Session] = set()
         self._resetting: set[Session] = set()
         self._closing: set[Session] = set()
-        self._starting: Counter[str] = Counter()
-        self._not_before: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._starters: set[asyncio.Task[None]] = set()
+        self._starts = Starts(config, backend, self)
+        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._starts = self._leases = self._failures = 0
-        self._start_s = 0.0
+        self._leases = self._failures = 0
         self._pump()
 
     @property
@@ -104,29 +97,38 @@ class Pool:
 
     def stats(self) -> PoolStats:
         """The figures now."""
-        idle = sum(map(len, self._idle.values()))
+        idle = sum(map(len, [*self._idle.values(), *self._graders.values()]))
         return PoolStats(
-            starts=self._starts,
-            start_s_mean=self._start_s / self._starts if self._starts else 0.0,
+            starts=self._starts.count,
+            start_s_mean=self._starts.seconds / max(1, self._starts.count),
             leases=self._leases,
-            failures=self._failures,
+            failures=self._failures + self._starts.failures,
             alive=idle + len(self._leased) + len(self._resetting) + len(self._closing),
             idle=idle,
             leased=len(self._leased),
         )
 
+    def prefetch(self, images: Sequence[str]) -> None:
+        """Have the images of tasks to come, in the background; returns at once and never fails."""
+        if not self._is_closed:
+            self._starts.prefetch(images)
+
     # --- leases
     # ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def lease(self, image: str, *, timeout_s: float, label: str = "") -> AsyncIterator[ServedSandbox]:
-        """A fresh sandbox for the block. `label` names the lease-holder in errors.
+    async def lease(
+        self, image: str, *, timeout_s: float, label: str = "", grading: bool = False
+    ) -> AsyncIterator[ServedSandbox]:
+        """A fresh sandbox for the block. `label` names the lease-holder in errors; `grading` says that the sandbox will
+        be told hidden tests.
 
         Raises `DeadlineError` where none is free within `timeout_s`; `SandboxStartError`,
         `DaemonUnreachableError` or `ImageMissingError` where none can be started; `SandboxError` where the
         pool is closed.
         """
-        session = await self._acquire(image, timeout_s=timeout_s, label=label)
+        session = await self._acquire(_waiter(image, grading), timeout_s=timeout_s, label=label)
+        session.has_graded |= grading
         session.leases += 1
         self._leases += 1
         sandbox = ServedSandbox(session)
@@ -140,11 +142,10 @@ class Pool:
             sandbox.end_lease()
             self._give_back(session, failed=failed or sandbox.ran_out_of_memory)
 
-    async def _acquire(self, image: str, *, timeout_s: float, label: str) -> Session:
+    async def _acquire(self, waiter: _Waiter, *, timeout_s: float, label: str) -> Session:
         """A session in state leased. Whatever it raises, none is lost."""
         if self._is_closed:
             raise SandboxError("the sandbox pool is closed", where=label, remedy="lease inside `open_pool`")
-        waiter = _Waiter(image, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._pump()
         if waiter.session.done():  # the common case, without a turn of the loop
@@ -157,8 +158,8 @@ class Pool:
             if not isinstance(error, TimeoutError):
                 raise
             raise DeadlineError(
-                f"no sandbox was free within {timeout_s:g} s ({self._describe(image)})",
-                where=f"lease {label or '(no label)'}, image {image}",
+                f"no sandbox was free within {timeout_s:g} s ({self._describe()})",
+                where=f"lease {label or '(no label)'}, image {waiter.image}",
                 remedy="raise sandbox.size, or lower rollout.concurrency",
             ) from None
 
@@ -184,7 +185,7 @@ class Pool:
             self._retire(session)
         else:
             self._resetting.add(session)
-            self._spawn(self._reset(session), self._tasks)
+            self._spawn(self._reset(session))
         self._pump()
 
     async def _reset(self, session: Session) -> None:
@@ -210,12 +211,13 @@ class Pool:
         if self._is_closed or not session.is_usable:
             self._retire(session)
         else:
-            self._idle.setdefault(session.machine.image, deque()).append(session)
+            shelves = self._graders if session.has_graded else self._idle
+            shelves.setdefault(session.machine.image, deque()).append(session)
 
     def _retire(self, session: Session) -> None:
         """Close it in the background; its place stays taken until it is gone."""
         self._closing.add(session)
-        self._spawn(self._close_session(session), self._tasks)
+        self._spawn(self._close_session(session))
 
     async def _close_session(self, session: Session) -> None:
         try:
@@ -225,118 +227,98 @@ class Pool:
             self._closing.discard(session)
             self._pump()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _pump(self) -> None:
         """Hand out what is idle to those who wait, first come first served per image; start what is
         missing."""
         if self._is_closed:
             return
-        for waiter in [w for w in self._waiters if self._idle.get(w.image)]:
-            session = self._take_idle(waiter.image)
+        for waiter in list(self._waiters):
+            session = self._take_idle(waiter)
             if session is not None:
                 self._waiters.remove(waiter)
                 if waiter.session.done():  # cancelled in this very turn of the loop; `_abandon` comes after
-                    self._idle[waiter.image].append(session)
+                    self._shelve(session)
                     continue
                 self._leased.add(session)
                 waiter.session.set_result(session)
         waiting = Counter(waiter.image for waiter in self._waiters)
         for image in list(dict.fromkeys([*waiting, *self._reserve])):
             self._start_missing(image, waiting[image])
+        if self._waiters and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 
-    def _take_idle(self, image: str) -> Session | None:
-        shelf = self._idle[image]
-        while shelf:
-            session = shelf.popleft()
-            if session.is_usable:
-                return session
-            self._failures += 1
-            log.warning("idle sandbox %s was found dead", session.machine.id)
-            self._retire(session)
+    def _look_again(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _take_idle(self, waiter: _Waiter) -> Session | None:
+        """For grading one that has graded, or else one that has not; for all else only such as have not."""
+        shelves = [self._graders.get(waiter.image)] if waiter.grading else []
+        if not waiter.grading or self._may_become_grader(waiter):
+            shelves.append(self._idle.get(waiter.image))
+        for shelf in shelves:
+            while shelf:
+                session = shelf.popleft()
+                if session.is_usable:
+                    return session
+                self._failures += 1
+                log.warning("idle sandbox %s was found dead", session.machine.id)
+                self._retire(session)
         return None
 
+    def _may_become_grader(self, waiter: _Waiter) -> bool:
+        """Few are kept for grading, which is short, so that a burst of it does not use up the agents' sandboxes;
+        whoever has waited gets one all the same."""
+        graders = sum(session.has_graded for session in self._leased | self._resetting)
+        return graders < max(1, self._config.size // 8) or time.monotonic() - waiter.since >= LOOK_AGAIN_S
+
     def _start_missing(self, image: str, waiting: int) -> None:
-        pause_s = self._not_before.get(image, 0.0) - time.monotonic()
-        if pause_s > 0:
-            return  # a start series has failed just now; `_fail_series` has set a timer for the next `_pump`
-        supply = len(self._idle.get(image, ())) + self._starting[image]
-        supply += sum(session.machine.image == image for session in self._resetting)
-        taken = self.stats().alive + self._starting.total()
-        if waiting > supply and taken >= self._config.size and not self._closing:
+        starting = self._starts.starting
+        supply = len(self._idle.get(image, ())) + starting[image]
+        supply += sum(s.machine.image == image and not s.has_graded for s in self._resetting)
+        if waiting + self._reserve.get(image, 0) <= supply or not self._starts.may_start(image):
+            return
+        room = self._config.size - self.stats().alive - starting.total()
+        if (free := self._backend.free_room()) is not None:
+            room = min(room, free)
+        if waiting > supply and room <= 0 and not self._closing:
             self._evict_for(image)
         count = starts_wanted(
             waiting=waiting,
             reserve=self._reserve.get(image, 0),
             supply=supply,
-            room=self._config.size - taken,
-            starters_free=self._config.starters - self._starting.total(),
+            room=room,
+            starters_free=self._config.starters - starting.total(),
         )
         for _ in range(count):
-            self._starting[image] += 1
-            self._spawn(self._start_series(image), self._starters)
+            self._starts.start(image)
 
     def _evict_for(self, image: str) -> None:
-        """Give up one idle sandbox of another image; its end pumps again."""
-        for other, shelf in self._idle.items():
-            if other != image and shelf:
+        """Give up one idle sandbox of another image, or one that has graded; its end pumps again."""
+        others = [shelf for other, shelf in self._idle.items() if other != image]
+        for shelf in [*others, *self._graders.values()]:
+            if shelf:
                 self._retire(shelf.popleft())
                 return
 
-    # --- starts
-    # ---------------------------------------------------------------------------------------------------
+    # --- what the starts tell (`Taker`)
+    # ------------------------------------------------------------------------------------------------------
 
-    async def _start_series(self, image: str) -> None:
-        """Start one sandbox, trying a few times with growing pauses."""
-        error: AgentRLError | None = None
-        session: Session | None = None
-        try:
-            for attempt in range(START_ATTEMPTS):
-                try:
-                    session = await self._start_once(image)
-                    break
-                except (ImageMissingError, NoSandboxBackendError) as fault:
-                    error = fault
-                    break
-                except AgentRLError as fault:
-                    error = fault
-                except Exception as fault:
-                    log.exception("a sandbox start failed in an unforeseen way")
-                    error = SandboxStartError(f"{type(fault).__name__}: {fault}", where=f"image {image}")
-                self._failures += 1
-                log.warning("start %d of %d failed: %s", attempt + 1, START_ATTEMPTS, error.what)
-                if attempt + 1 < START_ATTEMPTS:
-                    await asyncio.sleep(BACKOFF_S * 2**attempt)
-        finally:
-            self._starting[image] -= 1
-        if session is not None:
-            self._shelve(session)
-        elif error is not None:
-            self._fail_series(image, error)
-        self._pump()
+    def take_started(self, session: Session) -> None:
+        self._shelve(session)
 
-    async def _start_once(self, image: str) -> Session:
-        began = time.monotonic()
-        machine = await self._backend.start(image, timeout_s=self._config.start_timeout_s)
-        session = Session(machine)
-        try:
-            await session.wait_ready(timeout_s=self._config.start_timeout_s)
-        except BaseException:
-            self._retire(session)
-            raise
-        self._starts += 1
-        self._start_s += time.monotonic() - began
-        return session
+    def take_broken(self, session: Session) -> None:
+        self._retire(session)
 
-    def _fail_series(self, image: str, error: AgentRLError) -> None:
-        """No start succeeded. Those who wait fail with the reason, unless others of the image are at work
-        (started or starting): these will come back, and who waits for them has a deadline."""
-        self._not_before[image] = time.monotonic() + COOLDOWN_S
-        asyncio.get_running_loop().call_later(COOLDOWN_S + 0.01, self._pump)
-        at_work = self._starting[image] + sum(
+    def take_fault(self, image: str, error: AgentRLError) -> None:
+        """Those who wait fail with the reason, unless others of the image are at work (started or starting): these
+        will come back, and who waits for them has a deadline."""
+        at_work = self._starts.starting[image] + sum(
             session.machine.image == image for session in self._leased | self._resetting
         )
         if at_work:
@@ -344,12 +326,15 @@ class Pool:
         for waiter in [w for w in self._waiters if w.image == image]:
             self._waiters.remove(waiter)
             if not waiter.session.done():
-                waiter.session.set_exception(_for_waiter(error, image))
+                waiter.session.set_exception(for_waiter(error, image))
 
-    def _describe(self, image: str) -> str:
+    def take_change(self) -> None:
+        self._pump()
+
+    def _describe(self) -> str:
         stats = self.stats()
         return (
-            f"{stats.leased} leased, {stats.idle} idle, {self._starting.total()} starting, "
+            f"{stats.leased} leased, {stats.idle} idle, {self._starts.starting.total()} starting, "
             f"{len(self._waiters)} waiting, size {self._config.size}"
         )
 
@@ -365,35 +350,30 @@ class Pool:
                 if not waiter.session.done():
                     waiter.session.set_exception(SandboxError("the sandbox pool was closed", where=waiter.image))
             self._waiters.clear()
-            for task in self._starters:
-                task.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._starts.cancel()
             for session in [
                 *self._leased,
                 *self._resetting,
-                *(s for shelf in self._idle.values() for s in shelf),
+                *(s for shelves in (self._idle, self._graders) for shelf in shelves.values() for s in shelf),
             ]:
                 self._retire(session)
             self._leased.clear()
             self._resetting.clear()
             self._idle.clear()
+            self._graders.clear()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while pending := [*self._starters, *self._tasks]:
+                while pending := [*self._starts.pending, *self._tasks]:
                     await asyncio.gather(*pending, return_exceptions=True)
         except TimeoutError:
             log.warning("%d sandboxes did not end in time and are left to the reaper", len(self._closing))
         await self._backend.close()
 
 
-def _for_waiter(error: AgentRLError, image: str) -> AgentRLError:
-    """A new error for each who waits (an exception object carries one traceback)."""
-    if isinstance(error, DaemonUnreachableError | ImageMissingError | NoSandboxBackendError):
-        return type(error)(error.what, where=error.where, remedy=error.remedy)
-    return SandboxStartError(
-        f"no sandbox of {image} could be started in {START_ATTEMPTS} tries: {error.what}",
-        where=error.where,
-        remedy=error.remedy,
-    )
+def _waiter(image: str, grading: bool) -> _Waiter:
+    return _Waiter(image, grading, asyncio.get_running_loop().create_future(), time.monotonic())
 
 
 def _make_backend(config: SandboxConfig, run_id: str) -> Backend:
@@ -418,10 +398,10 @@ async def open_pool(config: SandboxConfig, *, run_id: str) -> AsyncIterator[Pool
     uses_docker = backend.name == "docker"
     pool: Pool | None = None
     try:
-        await asyncio.to_thread(reap, containers=uses_docker)
+        await asyncio.to_thread(reap, containers=uses_docker, hosts=config.hosts)
         await backend.prepare(config.image)
         pool = Pool(config, backend)
         yield pool
     finally:
         await (pool.close() if pool is not None else backend.close())
-        await asyncio.to_thread(reap, containers=uses_docker)
+        await asyncio.to_thread(reap, containers=uses_docker, hosts=config.hosts)

@@ -11,6 +11,7 @@ another question.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -78,11 +79,14 @@ class Session:
     def __init__(self, machine: Machine, *, grace_s: float = GRACE_S) -> None:
         self.machine = machine
         self.leases = 0
+        self.has_graded = False
         self.started_at = time.monotonic()
         self._grace_s = grace_s
         self._number = 0
         self._turn = asyncio.Lock()
         self._broken: SandboxError | None = None
+        self._is_waiting = False
+        self._interrupts = 0
 
     @property
     def is_usable(self) -> bool:
@@ -145,7 +149,12 @@ class Session:
         try:
             async with asyncio.timeout(timeout_s + self._grace_s):
                 await self.machine.channel.send(line)
+                self._is_waiting = True
                 raw = await self.machine.channel.receive()
+                self._is_waiting = False
+                for _ in range(self._interrupts):
+                    await self.machine.channel.receive()
+                self._interrupts = 0
             envelope = msgspec.json.decode(raw, type=_Envelope)
             if envelope.id != self._number:
                 raise msgspec.ValidationError(f"answer {envelope.id} to question {self._number}")
@@ -159,6 +168,7 @@ class Session:
             # Asked before the kill, which would cover the traces.
             raise await self._death(op, time.monotonic() - began) from error
         finally:
+            self._is_waiting = False
             if not complete:
                 self.condemn(f"{op} had no complete answer")
         if value is None:
@@ -168,6 +178,13 @@ class Session:
                 where=f"sandbox {self.machine.id}, {op}",
             )
         return value
+
+    async def interrupt(self) -> None:
+        """End the command in progress as Ctrl-C would; whoever asked gets its result, or learns of the death."""
+        if self._is_waiting:
+            self._interrupts += 1
+            with contextlib.suppress(ChannelClosedError):
+                await self.machine.channel.send(b'{"op":"interrupt","id":0}')
 
     async def _death(self, op: str, after_s: float) -> SandboxError:
         try:
@@ -294,6 +311,11 @@ class ServedSandbox:
     async def unpack(self, archive: bytes, *, timeout_s: float = 60.0) -> None:
         """As `Sandbox.unpack`."""
         await self._ask("unpack", _Done, timeout_s=timeout_s, tar=archive)
+
+    async def interrupt(self) -> None:
+        """End the command in progress as Ctrl-C would: its `run` returns. For people at a terminal."""
+        if not self._is_over:
+            await self._session.interrupt()
 
     async def ping(self, *, timeout_s: float = 10.0) -> Ping:
         """How the sandbox is."""

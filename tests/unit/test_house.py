@@ -52,6 +52,7 @@ def test_the_wheel_installs_our_packages_only(wheel: list[str]) -> None:
         "agentrl/chat/chatml.jinja",
         "agentrl/sandbox/recipes/base.sh",
         "agentrl/sandbox/recipes/base.packages.txt",
+        "agentrl/sandbox/recipes/tasks/pallets__flask-2.3.txt",
         "agentrl/py.typed",
     ],
 )

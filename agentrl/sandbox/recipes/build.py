@@ -21,6 +21,9 @@ TOOLS_ROOT = "opt/agentrl"
 PATH_FILE = "usr/local/lib/python3.11/dist-packages/agentrl.pth"
 """Puts the pinned pytest on the path of the image's Python."""
 PYTEST_COMMAND = "usr/local/bin/pytest"
+HOSTS_FILE = "etc/hosts"
+HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n"
+"""For bubblewrap: Docker puts a file of its own over it."""
 PYTEST_SCRIPT = """#!/usr/bin/python3
 import sys
 from pytest import console_main
@@ -35,7 +38,7 @@ _LOCAL_TIMEOUT_S = 180.0
 
 def build_base(work: Path) -> None:
     """work/base.tar from Debian packages, and work/rootfs unpacked from it."""
-    _require_program("mmdebstrap", "mmdebstrap")
+    require_program("mmdebstrap", "mmdebstrap")
     scratch = work / "scratch"
     scratch.mkdir()
     scratch.chmod(0o755)  # mmdebstrap's sandboxed downloader must reach into it
@@ -44,13 +47,13 @@ def build_base(work: Path) -> None:
         # In a mount namespace of its own a killed build cannot leave /proc or /dev mounted in the cache.
         command = ["unshare", "--mount", "--propagation", "private", *command]
     what = "building the base root file system"
-    _run(command, timeout_s=_BOOTSTRAP_TIMEOUT_S, what=what, environment={"TMPDIR": str(scratch)})
+    run_step(command, timeout_s=_BOOTSTRAP_TIMEOUT_S, what=what, environment={"TMPDIR": str(scratch)})
     remove_tree(scratch)
     rootfs = work / "rootfs"
     rootfs.mkdir()
     # Device nodes need privileges and each backend mounts its own /dev.
     unpack = ["tar", "-x", "-f", str(work / "base.tar"), "-C", str(rootfs), "--exclude=./dev/*"]
-    _run(unpack, timeout_s=_LOCAL_TIMEOUT_S, what="unpacking the base root file system")
+    run_step(unpack, timeout_s=_LOCAL_TIMEOUT_S, what="unpacking the base root file system")
 
 
 def build_tools(work: Path) -> None:
@@ -62,24 +65,31 @@ def build_tools(work: Path) -> None:
         command += ["--only-binary=:all:", "--platform", "any", "--python-version", "3.11"]
         command += ["--implementation", "py", "--abi", "none", "--disable-pip-version-check", "--no-input"]
         command += ["-r", str(RECIPES / f"{name}.txt")]
-        _run(command, timeout_s=_PIP_TIMEOUT_S, what=f"fetching the pinned packages of {name}.txt")
+        run_step(command, timeout_s=_PIP_TIMEOUT_S, what=f"fetching the pinned packages of {name}.txt")
         shutil.rmtree(work / name / "bin", ignore_errors=True)
 
 
 def build_image(work: Path, *, base: Path, tools: Path) -> None:
     """work/rootfs: the files of the layer `base` (hard links) with the tools tree added."""
     rootfs = work / "rootfs"
-    link = ["cp", "--archive", "--link", str(base / "rootfs"), str(rootfs)]
-    _run(link, timeout_s=_LOCAL_TIMEOUT_S, what="linking the base's files")
+    link_tree(base / "rootfs", rootfs)
     tree = rootfs / TOOLS_ROOT
     for name in ("pytest", "editor"):
         shutil.copytree(tools / name, tree / name)
     (tree / "server").mkdir()
     for source in server_sources():
         shutil.copyfile(source, tree / "server" / source.name)
-    _write(rootfs / PATH_FILE, f"/{TOOLS_ROOT}/pytest\n", 0o644)
-    _write(rootfs / PYTEST_COMMAND, PYTEST_SCRIPT, 0o755)
-    _compile(rootfs)
+    write_file(rootfs / PATH_FILE, f"/{TOOLS_ROOT}/pytest\n", 0o644)
+    write_file(rootfs / PYTEST_COMMAND, PYTEST_SCRIPT, 0o755)
+    write_file(rootfs / HOSTS_FILE, HOSTS, 0o644)
+    compile_tree(rootfs, TOOLS_ROOT)
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Make `target` hold what `source` holds, as hard links, in place of files that are there already."""
+    target.mkdir(exist_ok=True)
+    link = ["cp", "--archive", "--link", "--force", f"{source}/.", str(target)]
+    run_step(link, timeout_s=_LOCAL_TIMEOUT_S, what=f"linking the files of {source.parent.name}")
 
 
 def server_sources() -> list[Path]:
@@ -87,24 +97,30 @@ def server_sources() -> list[Path]:
     return sorted(SERVER_SOURCES.glob("*.py"))
 
 
-def _write(path: Path, text: str, mode: int) -> None:
+def write_file(path: Path, text: str, mode: int) -> None:
+    """Write it anew: another layer's file may be linked there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     path.write_text(text)
     path.chmod(mode)
 
 
-def _compile(rootfs: Path) -> None:
-    """Compile the tools tree with the image's own Python: the root is read-only later, so nothing could cache
-    it."""
-    python = ["/usr/bin/python3", "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-    tree = f"/{TOOLS_ROOT}"
+def compile_tree(rootfs: Path, folder: str, *, timeout_s: float = _LOCAL_TIMEOUT_S) -> None:
+    """Compile what lies under `folder` of `rootfs` with the image's own Python: the root is read-only later, so
+    nothing could cache it. What does not compile (templates, code for other versions) stays as it is."""
+    code = (
+        "import compileall, py_compile; "
+        f"compileall.compile_dir('/{folder}', quiet=2, "
+        "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    python = ["/usr/bin/python3", "-I", "-c", code]
     if os.geteuid() == 0:
-        command = ["chroot", str(rootfs), *python, tree]
+        command = ["chroot", str(rootfs), *python]
     else:
-        _require_program("bwrap", "bubblewrap")
-        binds = ["--ro-bind", str(rootfs), "/", "--bind", str(rootfs / TOOLS_ROOT), tree, "--proc", "/proc"]
-        command = ["bwrap", "--unshare-all", "--die-with-parent", *binds, *python, tree]
-    _run(command, timeout_s=_LOCAL_TIMEOUT_S, what="compiling the tools tree")
+        require_program("bwrap", "bubblewrap")
+        binds = ["--ro-bind", str(rootfs), "/", "--bind", str(rootfs / folder), f"/{folder}", "--proc", "/proc"]
+        command = ["bwrap", "--unshare-all", "--die-with-parent", *binds, *python]
+    run_step(command, timeout_s=timeout_s, what=f"compiling /{folder}")
 
 
 # --- programs -----------------------------------------------------------------------------------------------
@@ -116,7 +132,7 @@ def remove_tree(path: Path) -> None:
         subprocess.run([*command, "--", str(path)], check=False, capture_output=True, timeout=_LOCAL_TIMEOUT_S)
 
 
-def _require_program(program: str, package: str) -> None:
+def require_program(program: str, package: str) -> None:
     if shutil.which(program) is None:
         raise MissingRequirementError(
             f"building a sandbox image needs the program {program}",
@@ -125,7 +141,7 @@ def _require_program(program: str, package: str) -> None:
         )
 
 
-def _run(command: Sequence[str], *, timeout_s: float, what: str, environment: dict[str, str] | None = None) -> None:
+def run_step(command: Sequence[str], *, timeout_s: float, what: str, environment: dict[str, str] | None = None) -> None:
     """Run a build step. Raises ImageMissingError with the end of what the step said, or DeadlineError."""
     process = subprocess.Popen(
         command,
@@ -146,12 +162,19 @@ def _run(command: Sequence[str], *, timeout_s: float, what: str, environment: di
     finally:
         _end_group(process)
     if process.returncode != 0:
-        said = output.decode("utf-8", "replace").strip()[-1500:]
+        said = _reason(output.decode("utf-8", "replace"))
         raise ImageMissingError(
             f"{what} failed with exit code {process.returncode}:\n{said}",
             where=" ".join(command[:4]),
             remedy="check that the package sources answer, then try again",
         )
+
+
+def _reason(output: str) -> str:
+    """What of a failed step's output to show: from pip the errors without the warnings before them."""
+    text = output.strip()
+    start = text.find("ERROR: ")
+    return (text if start < 0 else text[start:])[-1500:]
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

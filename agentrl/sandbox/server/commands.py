@@ -3,12 +3,12 @@
 import os
 import re
 import shlex
-import subprocess
+import signal
 import sys
 from typing import NamedTuple
 
 from .memory import OomCounter
-from .processes import Child, Processes, offer_to_oom_killer
+from .processes import Child, Processes, put_behind
 from .resident import LOADED_WITH_PYTEST, Resident
 from .settings import Settings
 from .supervise import Capture, supervise
@@ -18,6 +18,8 @@ MAX_OUTPUT_LIMIT = 2_000_000
 """Bytes of output kept. One byte takes up to 6 in the answer's JSON, and an answer has at most 16 MiB."""
 _ARGUMENT_LIMIT = 120_000
 """Linux takes no single argument of 128 KiB or more."""
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 _WORDS = re.compile(r"""[A-Za-z0-9_./:=,@%+-]+|'[^'\n]*'|"[^"$`\\!\n]*"|[ \t]+""")
 _CHANGE_FOLDER = re.compile(r"""\s*cd +([A-Za-z0-9_./-]+) *&& *""")
@@ -49,7 +51,7 @@ def run_command(
     environment = {**settings.environment, **env}
     capture = Capture(min(output_limit, MAX_OUTPUT_LIMIT))
     oom_before = oom.read()
-    before = processes.others()
+    before = processes.below()
     plain = parse_pytest(command, cwd) if _may_be_resident(settings, env) else None
     if plain is not None and not _shadows(plain.cwd):
         child = resident.start_pytest(plain.arguments, plain.module, environment, plain.cwd, feed=bool(stdin))
@@ -66,27 +68,45 @@ def run_command(
     }
 
 
+def could_not_enter(cwd: str) -> dict[str, object]:
+    """The result of a command whose folder may not be entered: what a shell says that is to change there."""
+    output = f"bash: cd: {cwd}: Permission denied\n"
+    return {
+        "exit_code": 1,
+        "output": output,
+        "output_bytes": len(output.encode("utf-8", "replace")),
+        "timed_out": False,
+        "out_of_memory": False,
+        "duration_s": 0.0,
+    }
+
+
 def _start_bash(command: str, environment: dict[str, str], cwd: str, *, feed: bool) -> Child:
-    """bash -c; a command too long for an argument comes from an anonymous file."""
+    """bash -c, leading a session of its own; a command too long for an argument comes from an anonymous file."""
     script: int | None = None
+    arguments = ["/bin/bash", "-c", command]
     if len(command.encode("utf-8", "surrogateescape")) > _ARGUMENT_LIMIT:
         script = os.memfd_create("command", 0)
         with open(script, "wb", closefd=False) as file:
             file.write(command.encode("utf-8", "surrogateescape"))
         os.lseek(script, 0, os.SEEK_SET)
-    arguments = ["/bin/bash", f"/dev/fd/{script}"] if script is not None else ["/bin/bash", "-c", command]
+        arguments = ["/bin/bash", f"/dev/fd/{script}"]
     output_read, output_write = os.pipe()
     stdin_read, stdin_write = os.pipe() if feed else (os.open(os.devnull, os.O_RDONLY), None)
     try:
-        process = subprocess.Popen(
+        # There is no choosing the child's folder, so ours is lent to it. Never stay there: a reset removes it.
+        os.chdir(cwd)
+        pid = os.posix_spawn(
+            arguments[0],
             arguments,
-            stdin=stdin_read,
-            stdout=output_write,
-            stderr=output_write,
-            cwd=cwd,
-            env=environment,
-            start_new_session=True,
-            pass_fds=() if script is None else (script,),
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, stdin_read, 0),
+                (os.POSIX_SPAWN_DUP2, output_write, 1),
+                (os.POSIX_SPAWN_DUP2, output_write, 2),
+            ],
+            setsid=True,
+            setsigdef=_IGNORED_BY_PYTHON,
         )
     except BaseException:
         for fd in (output_read, stdin_write):
@@ -94,12 +114,12 @@ def _start_bash(command: str, environment: dict[str, str], cwd: str, *, feed: bo
                 os.close(fd)
         raise
     finally:
+        os.chdir("/")
         for fd in (output_write, stdin_read, script):
             if fd is not None:
                 os.close(fd)
-    offer_to_oom_killer(process.pid)
-    process.returncode = 0  # our own reaper collects it; Popen must not wait for a number that may be reused
-    return Child(pid=process.pid, output=output_read, stdin=stdin_write, side=None)
+    put_behind(pid)
+    return Child(pid=pid, output=output_read, stdin=stdin_write, side=None)
 
 
 def parse_pytest(command: str, cwd: str) -> PytestCommand | None:
@@ -107,6 +127,8 @@ def parse_pytest(command: str, cwd: str) -> PytestCommand | None:
 
     Understood around it: `cd FOLDER &&` before and `2>&1` after (both streams are one pipe anyway).
     """
+    if "pytest" not in command:
+        return None
     folder = _CHANGE_FOLDER.match(command)
     if folder is not None:
         cwd = os.path.normpath(os.path.join(cwd, folder.group(1)))
@@ -131,7 +153,7 @@ def parse_pytest(command: str, cwd: str) -> PytestCommand | None:
 def _may_be_resident(settings: Settings, env: dict[str, str]) -> bool:
     """Whether a new interpreter would start like this one: nothing asks for another program or Python
     setup."""
-    if "PATH" in env or any(key.startswith("PYTHON") for key in env):
+    if not settings.resident or "PATH" in env or any(key.startswith("PYTHON") for key in env):
         return False
     home = env.get("HOME", settings.environment["HOME"])
     return not os.path.isdir(os.path.join(home, ".local", "lib"))  # the user's own packages

@@ -38,13 +38,14 @@ def write_files(work: str, files: Mapping[str, str]) -> None:
 
 
 def read_file(work: str, name: str, limit: int) -> bytes | None:
-    """The first `limit` bytes of a regular file; None where there is none (a folder, pipe or device is
-    none)."""
+    """The first `limit` bytes of a regular file; None where there is none (a folder, pipe or device is none, and so
+    is what the kernel shows in /proc: a link of the agent's must not borrow the server's eyes)."""
     try:
         fd = os.open(os.path.join(work, name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_dev == os.stat("/proc").st_dev:
         os.close(fd)
         return None
     with open(fd, "rb") as file:

@@ -1,6 +1,6 @@
-"""The server's loop: one JSON line in, one JSON line out, until stdin ends.
+"""The server's loop: one JSON line in, one JSON line out, until the requests end.
 
-Life: started → `{"ready": true, "protocol": 1}` → (request → answer)* → stdin ends → everything below is
+Life: started → `{"ready": true, "protocol": 1}` → (request → answer)* → the requests end → everything below is
 killed, exit. Invariant: each request line gets exactly one answer line, with the request's id, and none ends
 the server: what a command does wrong is its result, what a request does wrong is an error answer.
 
@@ -12,17 +12,21 @@ Protocol and commands never share descriptors: stdin and stdout are moved away b
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import select
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from .commands import DEFAULT_OUTPUT_LIMIT, run_command
+from .commands import DEFAULT_OUTPUT_LIMIT, could_not_enter, run_command
 from .files import FileError, Trees, read_file, unpack, write_files
 from .memory import OomCounter
 from .processes import Processes
 from .resident import Resident
+from .seed import plant
 from .settings import Settings, parse
 from .supervise import Bounded, Capture, supervise
 from .testing import run_tests
@@ -32,6 +36,8 @@ REQUEST_LIMIT = 64 * 1024 * 1024
 ANSWER_LIMIT = 16 * 1024 * 1024
 _DEFAULT_TIMEOUT_S = 60.0
 _EDIT_ANSWER_LIMIT = 4_000_000
+_INTERRUPT = b'{"op":"interrupt"'
+"""How such a request begins, so that it is known before it is read."""
 
 
 class RequestError(Exception):
@@ -56,6 +62,7 @@ class Server:
             "unpack": self.unpack,
             "reset": self.reset,
             "ping": self.ping,
+            "interrupt": self.interrupt,
         }
 
     def answer(self, line: bytes) -> bytes:
@@ -79,6 +86,9 @@ class Server:
     # --- operations -----------------------------------------------------------------------------------------
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        cwd = self._cwd(request)
+        if not os.access(cwd, os.X_OK):  # `chmod 0 .` was the agent's own doing: its result, not our failure
+            return could_not_enter(cwd)
         return run_command(
             self._processes,
             self._settings,
@@ -86,7 +96,7 @@ class Server:
             self._oom,
             command=_take(request, "command", str),
             timeout_s=_timeout(request),
-            cwd=self._cwd(request),
+            cwd=cwd,
             env=_environment(request),
             stdin=_bytes(request.get("stdin") or ""),
             output_limit=max(2, _take(request, "output_limit", int, DEFAULT_OUTPUT_LIMIT)),
@@ -104,6 +114,7 @@ class Server:
             arguments=arguments,
             timeout_s=_timeout(request),
             canary=_take(request, "canary", bool, False),
+            test_timeout_s=_test_timeout(request),
             cwd=self._cwd(request),
             env=_environment(request),
         )
@@ -147,13 +158,19 @@ class Server:
         return {}
 
     def reset(self, request: dict[str, Any]) -> dict[str, Any]:
-        """As new: no other process, nothing in the writable trees, the server as it was started."""
+        """As new: no other process, nothing in the writable trees but the seed, the server as it was started."""
         if not self._processes.kill_new(frozenset()):
             raise FileError("processes survive being killed")
         if (changed := self._processes.changed()) is not None:
             raise FileError(f"the server's {changed} was changed from outside")
         self._trees.empty()
+        self.plant()
         return {}
+
+    def plant(self) -> None:
+        """Put what an image of someone else's has as its work tree into the empty one."""
+        if self._settings.seed is not None:
+            plant(self._settings.seed, self._settings.work)
 
     def ping(self, request: dict[str, Any]) -> dict[str, Any]:
         self._processes.reap()
@@ -161,6 +178,10 @@ class Server:
             pages = int(file.read().split()[1])
         rss_mb = pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
         return {"processes": len(self._processes.others()), "rss_mb": round(rss_mb, 1)}
+
+    def interrupt(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Nothing is in progress any more: what was has been ended while this waited (`Lines.is_interrupted`)."""
+        return {}
 
     def _cwd(self, request: dict[str, Any]) -> str:
         cwd = os.path.join(self._settings.work, _take(request, "cwd", str, None) or "")
@@ -191,6 +212,15 @@ def _timeout(request: dict[str, Any]) -> float:
     value = request.get("timeout_s", _DEFAULT_TIMEOUT_S)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
         raise RequestError("timeout_s is a positive number of seconds")
+    return float(value)
+
+
+def _test_timeout(request: dict[str, Any]) -> float | None:
+    value = request.get("test_timeout_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise RequestError("test_timeout_s is a positive number of seconds")
     return float(value)
 
 
@@ -236,6 +266,13 @@ class Lines:
         """Whether something has come in already."""
         return bool(self._buffer) or bool(select.select([self._fd], [], [], 0)[0])
 
+    def is_interrupted(self) -> bool:
+        """Whether the request that waits is `interrupt`. It stays there and gets its answer in its turn."""
+        if not self._buffer:
+            with contextlib.suppress(ConnectionError):
+                self._buffer += os.read(self._fd, 1 << 16)
+        return self._buffer.startswith(_INTERRUPT)
+
     def next(self) -> bytes | None:
         """The next line without its newline; None at the end. A line over the limit comes back cut."""
         searched = 0
@@ -249,7 +286,10 @@ class Lines:
             if searched > REQUEST_LIMIT:
                 del self._buffer[REQUEST_LIMIT:]  # its end is thrown away: no valid JSON is left
                 searched = len(self._buffer)
-            data = os.read(self._fd, 1 << 20)
+            try:
+                data = os.read(self._fd, 1 << 16)  # what is larger costs a mapping per request
+            except ConnectionError:
+                return None
             if not data:
                 return None
             self._buffer += data
@@ -261,22 +301,42 @@ def _send(fd: int, line: bytes) -> bool:
     try:
         while data:
             data = data[os.write(fd, data) :]
-    except BrokenPipeError:
+    except ConnectionError:
         return False
     return True
 
 
-def main(arguments: list[str]) -> None:
-    """Serve until stdin ends."""
-    settings = parse(arguments, dict(os.environ))
-    requests, answers = os.dup(0), os.dup(1)
+def _open_channel() -> tuple[int, int]:
+    """Descriptors for requests and answers: the socket that AGENTRL_CHANNEL names, else stdin and stdout moved away.
+
+    Whoever cannot be reached over the socket learns it from the exit code: 71."""
+    address = os.environ.get("AGENTRL_CHANNEL")
+    if address is None:
+        requests, answers = os.dup(0), os.dup(1)
+    else:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(address)
+        except OSError as error:
+            sys.stderr.write(f"the channel {address} cannot be reached: {error}\n")
+            sys.exit(71)
+        requests = answers = connection.detach()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.close(null)
+    return requests, answers
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the requests end."""
+    settings = parse(arguments, dict(os.environ))
+    requests, answers = _open_channel()
     processes = Processes()
     server = Server(settings, processes)
+    server.plant()
     lines = Lines(requests)
+    processes.requests, processes.is_interrupted = requests, lines.is_interrupted
     open_ = _send(answers, json.dumps({"ready": True, "protocol": PROTOCOL}).encode() + b"\n")
     while open_:
         # Nobody waits: import what forks will need.

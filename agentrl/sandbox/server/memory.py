@@ -16,10 +16,11 @@ class OomCounter:
     """
 
     def __init__(self, root: str = _ROOT) -> None:
-        self._path = next((path for path in _candidates(root) if _count(path) is not None), None)
+        self._fd = next((fd for path in _candidates(root) if (fd := _open(path)) is not None), None)
 
     def read(self) -> int | None:
-        return None if self._path is None else _count(self._path)
+        """The count now; None where it cannot be seen."""
+        return None if self._fd is None else _count(self._fd)
 
     def happened(self, before: int | None, exit_code: int | None) -> bool:
         """Whether a kill was counted since `before` (what `read` gave), or else is likely."""
@@ -43,9 +44,21 @@ def _candidates(root: str) -> list[str]:
     return [os.path.normpath(path) for path in found]
 
 
-def _count(path: str) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError), open(path, encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+def _open(path: str) -> int | None:
+    """A descriptor of the counter's file, kept open: it is read twice per command. None where it is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if _count(fd) is None:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _count(fd: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in os.pread(fd, 4096, 0).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line[9:])
     return None

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
+_NICENESS = 5
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 10.0
@@ -72,6 +73,11 @@ class Processes:
         """Makes this process unreadable to others of its user, deaf to their signals, and the reaper of
         orphans."""
         self.is_init = os.getpid() == 1
+        # Where requests come in, and whether the one that waits there asks to end what is in progress.
+        self.requests: int | None = None
+        self.is_interrupted: Callable[[], bool] = lambda: False
+        self._childless = False
+        _keep_to_ourselves()
         prctl(_PR_SET_DUMPABLE, 0)
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.wake, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -83,10 +89,9 @@ class Processes:
     # --- ends -----------------------------------------------------------------------------------------------
 
     def clear_wake(self) -> None:
-        """Forget the signals seen so far."""
+        """Forget the signals seen so far (4096 at most: more of them wake us again)."""
         with contextlib.suppress(BlockingIOError):
-            while os.read(self.wake, 4096):
-                pass
+            os.read(self.wake, 4096)
 
     def changed(self) -> str | None:
         """What another process of our user has changed of this one (it may: `prlimit --pid 1`, `renice`), None where
@@ -102,12 +107,27 @@ class Processes:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._childless = True
                 return found
             if pid == 0:
+                self._childless = False
                 return found
             if pid == leader:
                 code = os.waitstatus_to_exitcode(status)
                 found = code if code >= 0 else 128 - code
+
+    def nothing_below(self) -> bool:
+        """Whether no process is below us, by one system call instead of a walk through /proc.
+
+        Exact, because every process below has a living chain of parents up to us: whoever loses his parent becomes
+        our child. Who entered the name space from outside (`docker exec`) is not below us.
+        """
+        self.reap()
+        return self._childless
+
+    def below(self) -> set[int]:
+        """Process ids below us that a command to come is not to blame for."""
+        return set() if self.nothing_below() else self.others()
 
     def others(self) -> set[int]:
         """Process ids below us: as PID 1 all there are, else our descendants. Zombies of others count too."""
@@ -179,10 +199,25 @@ class Processes:
         return Child(pid=pid, output=output_read, stdin=stdin_write, side=side_read)
 
 
-def offer_to_oom_killer(pid: int) -> None:
-    """Make the kernel prefer `pid` and what it starts to the server when memory runs out."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("500")
+def put_behind(pid: int) -> None:
+    """Let the server come before `pid` and what it starts: when processors are short (a fork bomb may not keep it from
+    ending the bomb), and when memory runs out."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
+    with contextlib.suppress(OSError):
+        fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, b"500")
+        finally:
+            os.close(fd)
+
+
+def _keep_to_ourselves() -> None:
+    """No descriptor but 0-2 passes to a program that is started, whatever we were started with."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.set_inheritable(int(name), False)
 
 
 def _become(
@@ -201,7 +236,7 @@ def _become(
         for number in _HANDLED:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         prctl(_PR_SET_DUMPABLE, 1)
-        offer_to_oom_killer(os.getpid())
+        put_behind(os.getpid())
         os.dup2(stdin, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)

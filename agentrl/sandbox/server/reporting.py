@@ -4,59 +4,26 @@ Every test, and the canary, goes through the same noting: code under test that f
 canary's too. The canary lies among the tests under an ordinary name, so that it cannot be spared; and what pytest
 runs tests with is compared with what it was before any code under test was imported. Lines carry a key that is made
 for the session, so that writing to every descriptor found does not forge a report.
+
+Python 3.6 and pytest 3 or later: this also runs in an image's own Python.
 """
 
 import contextlib
 import json
 import os
-import secrets
 import sys
-import unittest
-from collections.abc import Callable, Generator, Sequence
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Generator, List, Optional, Sequence
 
 import pytest
-from _pytest import python, reports, runner
-from _pytest import unittest as cases
+
+from .canary import run_canary
+from .integrity import is_tampered
+from .time_limit import TimeLimit
 
 Send = Callable[..., None]
-
-_RUN_BY: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (python, ("pytest_pyfunc_call",)),
-    (python.Function, ("runtest", "setup", "_getobj")),
-    (python.PyobjMixin, ("obj",)),
-    (runner, ("call_and_report", "runtestprotocol", "pytest_runtest_call", "pytest_runtest_makereport")),
-    (runner.CallInfo, ("from_call",)),
-    (reports.TestReport, ("__init__", "from_item_and_call")),
-    (cases.TestCaseFunction, ("runtest", "setup", "addError", "addFailure")),
-    (unittest.TestCase, ("run", "__call__", "_callTestMethod")),
-)
-_ORDINARY = (
-    "basic border bytes cache chain clock common copies default empty entry errors fields filter format groups "
-    "header index inner items keys limits lines lookup merge names nested order output pages parse paths plain "
-    "prefix quotes ranges reader round rules scope simple slices sorted spaces stages steps strings suffix table "
-    "tokens totals types units update values widths window words writer"
-)
-_WORDS = _ORDINARY.split()
-
-
-def _identity() -> list[object]:
-    """What runs a test and judges it, with the code inside, which can be exchanged in place."""
-    found: list[object] = []
-    for owner, names in _RUN_BY:
-        for name in names:
-            value = vars(owner).get(name)
-            found += [value, getattr(getattr(value, "__func__", value), "__code__", None)]
-    return found
-
-
-# Taken when the server imports this module: nothing of the code under test has run in this process yet.
-_ORIGINAL = _identity()
-
-
-def _tampered() -> bool:
-    return any(now is not then for now, then in zip(_identity(), _ORIGINAL, strict=True))
+Hook = Generator[None, Any, None]
 
 
 def sender(fd: int, key: str) -> Send:
@@ -64,7 +31,7 @@ def sender(fd: int, key: str) -> Send:
     crash."""
 
     def send(*values: object) -> None:
-        data = memoryview(f"{key}{json.dumps(values)}\n".encode())
+        data = memoryview((key + json.dumps(values) + "\n").encode())
         with contextlib.suppress(OSError):
             while data:
                 data = data[os.write(fd, data) :]
@@ -76,25 +43,53 @@ class Recorder:
     """The plugin. Sends ("collected", n), ("test", node id, outcome) per phase that says something new, and
     ("canary", failed) after the last test."""
 
-    def __init__(self, send: Send, *, canary: bool, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, send: Send, *, canary: bool, arguments: Sequence[str], test_timeout_s: Optional[float] = None
+    ) -> None:
         self._send = send
         self._wants_canary = canary
         self._arguments = arguments
-        self._canary: pytest.Item | None = None
+        self._base = Path.cwd()
+        self._limit = TimeLimit(test_timeout_s, self._is_late)
+        self._manager: Any = None
+        self._call_hooks: object = None
+        self._canary: Any = None
         self._canary_failed = False
         self._raised = False
         self._tampered = False
 
+    def pytest_plugin_registered(self, manager: Any) -> None:
+        """Called for this plugin first, before any conftest is looked for."""
+        if self._manager is None:
+            self._manager, self._call_hooks = manager, getattr(manager, "_inner_hookexec", None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self, config: Any) -> None:
+        """Tests run in this process: what runs elsewhere could not be noted here."""
+        if hasattr(config.option, "numprocesses"):
+            config.option.numprocesses, config.option.dist, config.option.tx = None, "no", []
+
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, None]:
+    def pytest_runtest_setup(self, item: Any) -> Hook:
+        with self._limit.watch(item):
+            yield
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: Any) -> Hook:
         self._raised = False
-        outcome = yield
+        with self._limit.watch(item):
+            outcome = yield
         self._raised = outcome.excinfo is not None
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, None]:
+    def pytest_runtest_teardown(self, item: Any) -> Hook:
+        with self._limit.watch(item):
+            yield
+
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> Hook:
         outcome = yield
-        self._tampered = self._tampered or _tampered()
+        self._tampered = self._tampered or self._is_tampered()
         if outcome.excinfo is None:
             self._note(item, str(call.when), outcome.get_result())
 
@@ -103,17 +98,28 @@ class Recorder:
             self._send("test", report.nodeid, "error")
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, None]:
+    def pytest_runtestloop(self, session: Any) -> Hook:
         self._send("collected", len(session.items))
         yield
         if self._wants_canary:
             # Not among the collected: nothing can deselect or count it. After the last: it sees what tests
             # did.
             with contextlib.suppress(Exception):
-                self._run_canary(session)
-            self._send("canary", self._canary_failed and not self._tampered and not _tampered())
+                run_canary(session, self._base, self._arguments, self._announce)
+            self._send("canary", self._canary_failed and not self._tampered and not self._is_tampered())
 
-    def _note(self, item: pytest.Item, when: str, report: Any) -> None:
+    def _is_tampered(self) -> bool:
+        return is_tampered() or getattr(self._manager, "_inner_hookexec", None) is not self._call_hooks
+
+    def _announce(self, canary: Any) -> None:
+        self._canary = canary
+
+    def _is_late(self, item: Any) -> None:
+        """Told at once: whatever the test makes of its failure, it has failed."""
+        if item is not self._canary:
+            self._send("test", item.nodeid, "failed")
+
+    def _note(self, item: Any, when: str, report: Any) -> None:
         if item is self._canary:
             if when == "call":
                 self._canary_failed = report.outcome == "failed" and self._raised
@@ -129,57 +135,23 @@ class Recorder:
             # A test that raised cannot have passed, whatever the report says.
             self._send("test", item.nodeid, "failed" if self._raised else "passed")
 
-    def _run_canary(self, session: pytest.Session) -> None:
-        """A real test function, in a real file among the others, which cannot pass."""
-        folder, parent = self._among(session)
-        session._setupstate.teardown_exact(None)  # an interrupted run leaves its fixtures up
-        file, name = _new_file(folder), f"test_{_two_words()}"
-        path_before = list(sys.path)
-        try:
-            file.write_text(_failing_test(name))
-            module = pytest.Module.from_parent(parent, path=file)
-            self._canary = pytest.Function.from_parent(module, name=name)
-            session.items.append(self._canary)
-            runner.runtestprotocol(self._canary, log=False, nextitem=None)
-        finally:
-            session.items[:] = [item for item in session.items if item is not self._canary]
-            sys.path[:] = path_before
-            for made in (file, *folder.glob(f"__pycache__/{file.stem}.*")):
-                made.unlink(missing_ok=True)
 
-    def _among(self, session: pytest.Session) -> tuple[Path, pytest.Collector]:
-        """The folder of the first test file that was asked for, else of the first test; and the collector there."""
-        base = session.config.invocation_params.dir
-        given = [base / each.partition("::")[0] for each in self._arguments if not each.startswith("-")]
-        files = [path for path in given if path.is_file()] or [item.path for item in session.items[:1]]
-        folder = files[0].parent if files else base
-        for item in session.items:
-            module = item.getparent(pytest.Module)
-            if module is not None and module.path.parent == folder and isinstance(module.parent, pytest.Collector):
-                return folder, module.parent
-        return folder, session
+def look_started(script: str, first: str, arguments: List[str]) -> None:
+    """Make this interpreter look like one that has just started on pytest: `script` is the file that was started,
+    `first` the folder that this puts first on the path."""
+    sys.argv[:] = [script, *arguments]
+    sys.path.insert(0, first)
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
 
 
-def _two_words() -> str:
-    return f"{secrets.choice(_WORDS)}_{secrets.choice(_WORDS)}"
-
-
-def _new_file(folder: Path) -> Path:
-    """A test file of an ordinary name that is neither there nor imported."""
-    while True:
-        file = folder / f"test_{_two_words()}.py"
-        if not file.exists() and file.stem not in sys.modules:
-            return file
-
-
-def _failing_test(name: str) -> str:
-    values = [secrets.randbelow(1000) for _ in range(4)]
-    return f"def {name}():\n    values = {values}\n    assert sum(values) == {sum(values) + 1 + secrets.randbelow(9)}\n"
-
-
-def run_session(arguments: list[str], *, fd: int, key: str, canary: bool) -> int:
-    """In a fork: run pytest with the recorder; the last line sent is ("done", exit status)."""
+def run_session(
+    arguments: List[str], *, fd: int, key: str, canary: bool, test_timeout_s: Optional[float] = None
+) -> int:
+    """In a process of its own: run pytest with the recorder; the last line sent is ("done", exit status)."""
     send = sender(fd, key)
-    status = int(pytest.main(arguments, plugins=[Recorder(send, canary=canary, arguments=tuple(arguments))]))
+    recorder = Recorder(send, canary=canary, arguments=tuple(arguments), test_timeout_s=test_timeout_s)
+    status = int(pytest.main(arguments, plugins=[recorder]))
     send("done", status)
     return status

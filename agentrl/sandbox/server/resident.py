@@ -9,7 +9,6 @@ import gc
 import importlib
 import os
 import sys
-import types
 
 from .processes import Child, Processes
 from .settings import Settings
@@ -51,23 +50,26 @@ class Resident:
         tree = os.path.join(settings.tools, "pytest")
         if tree not in self._base_path:
             self._base_path.append(tree)
+        # An image may have put folders of the work tree on the path; this process itself never imports from them.
+        sys.path[:] = [each for each in self._base_path if not self._is_work(each)]
 
     @property
     def warm(self) -> bool:
-        return self._pytest and self._editor
+        return (self._pytest or not self._settings.resident) and self._editor
 
     def warm_one(self) -> None:
         """Import what is not imported yet, one part per call."""
-        if not self._pytest:
+        if not self._pytest and self._settings.resident:
             self.load_pytest()
         else:
             self.load_editor()
 
     def load_pytest(self) -> None:
-        """Import pytest with its plugins, and what a run of it imports later."""
+        """Import pytest with its plugins, and what a run of it imports later: never from the work tree, which may
+        hold anything by the time of the first test."""
         if self._pytest:
             return
-        sys.path[:] = self._base_path
+        sys.path[:] = [each for each in self._base_path if not self._is_work(each)]
         config = importlib.import_module("_pytest.config")
         importlib.import_module("pytest")
         for name in config.default_plugins:
@@ -78,6 +80,10 @@ class Resident:
         importlib.import_module(".reporting", __package__)
         self._pytest = True
         self._settle()
+
+    def _is_work(self, path: str) -> bool:
+        work = os.path.realpath(self._settings.work)
+        return os.path.commonpath([os.path.realpath(path), work]) == work
 
     def load_editor(self) -> None:
         """Import the editor; note its modules, which forks for tests must not see."""
@@ -120,15 +126,15 @@ class Resident:
         """In a fork: make the interpreter look like one that has just started on pytest."""
         for name in self._editor_modules:
             sys.modules.pop(name, None)
-        script = os.path.join(self._settings.tools, "pytest", "pytest", "__main__.py")
-        if not module:
-            script = "/usr/local/bin/pytest"
-        sys.argv[:] = [script, *arguments]
+        from .reporting import look_started
+
+        package = os.path.dirname(sys.modules["pytest"].__file__ or "")
+        script = os.path.join(package, "__main__.py") if module else "/usr/local/bin/pytest"
         # `python -m` puts the working folder first, a script its own folder.
         added = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
         first = os.path.realpath(cwd) if module else os.path.dirname(script)
-        sys.path[:] = [first, *added, *self._base_path]
+        sys.path[:] = [*added, *self._base_path]
+        for each in [path for path in sys.path_importer_cache if self._is_work(path)]:
+            del sys.path_importer_cache[each]  # what was there, or not, when this process started
         sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-        main = types.ModuleType("__main__")
-        main.__file__ = script
-        sys.modules["__main__"] = main
+        look_started(script, first, arguments)

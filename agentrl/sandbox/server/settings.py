@@ -1,5 +1,6 @@
 """What the server is told when it starts."""
 
+import json
 import os
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ DEFAULT_ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
+    "SHELL": "/bin/bash",  # bash looks it up in the list of users otherwise, at every start
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "MANPAGER": "cat",
@@ -14,18 +16,22 @@ DEFAULT_ENVIRONMENT = {
     "TQDM_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+ENVIRONMENT_FILE = "environment.json"
 _PRIVATE_PREFIX = "AGENTRL_"
 
 
 class Settings(NamedTuple):
     """`work`: the work tree. `writable`: the other writable mounts, the first of them for our own scratch
     files; a reset empties all of them. `tools`: the folder with `pytest/` and `editor/`. `environment`: of
-    every command."""
+    every command. `seed`: the folder with what the work tree holds at first (`seed.py`); None: nothing.
+    `resident`: pytest runs in forks of this process; else in the Python that commands find."""
 
     work: str
     writable: tuple[str, ...]
     tools: str
     environment: dict[str, str]
+    seed: str | None = None
+    resident: bool = True
 
     @property
     def scratch(self) -> str:
@@ -35,9 +41,14 @@ class Settings(NamedTuple):
 
 
 def parse(arguments: list[str], environ: dict[str, str]) -> Settings:
-    """`--work DIR`, `--tools DIR`, `--writable DIR` (repeated). Raises ValueError for anything else."""
+    """`--work DIR`, `--tools DIR`, `--writable DIR` (repeated), `--foreign SEED`. Raises ValueError for anything
+    else.
+
+    `--foreign`: the image is not ours. Its work tree and the environment of its commands are in the folder SEED, and
+    tests run in its own Python. Else commands have this process's environment.
+    """
     here = os.path.dirname(os.path.abspath(__file__))
-    work, tools, writable = "/testbed", os.path.dirname(here), []
+    work, tools, writable, seed = "/testbed", os.path.dirname(here), [], None
     pairs = iter(arguments)
     for name in pairs:
         value = next(pairs, None)
@@ -49,8 +60,14 @@ def parse(arguments: list[str], environ: dict[str, str]) -> Settings:
             tools = value
         elif name == "--writable":
             writable.append(value)
+        elif name == "--foreign":
+            seed = value
         else:
             raise ValueError(f"unknown argument {name}")
     own = {key: value for key, value in environ.items() if not key.startswith(_PRIVATE_PREFIX)}
+    if seed is not None:
+        with open(os.path.join(seed, ENVIRONMENT_FILE), encoding="ascii") as file:
+            own = dict(json.load(file))
     mounts = tuple(writable) or ("/tmp", "/dev/shm", "/dev/mqueue")
-    return Settings(work=work, writable=mounts, tools=tools, environment={**DEFAULT_ENVIRONMENT, **own})
+    environment = {**DEFAULT_ENVIRONMENT, **own}
+    return Settings(work=work, writable=mounts, tools=tools, environment=environment, seed=seed, resident=seed is None)

@@ -15,6 +15,8 @@ _GRACE_S = 0.05
 """How long a pipe may stay open after its leader ended: `cmd > >(tee log)` is still writing, a daemon never
 ends."""
 _DRAIN_S = 1.0
+_INTERRUPT_S = 2.0
+"""How long an interrupted command may take to end by itself."""
 
 
 class Ended(NamedTuple):
@@ -85,7 +87,8 @@ def supervise(
     still there.
 
     The leader's exit is awaited even after its output ended, and a background child that holds the pipe open
-    is not waited for. All descriptors of `child` are closed afterwards.
+    is not waited for. An interrupt among the requests is SIGINT for the child's group. All descriptors of
+    `child` are closed afterwards.
     """
     started = time.monotonic()
     end = started + timeout_s
@@ -100,6 +103,8 @@ def supervise(
         poller.register(fd, select.POLLIN)
     if feeding.fd is not None:
         poller.register(feeding.fd, select.POLLOUT)
+    if processes.requests is not None:
+        poller.register(processes.requests, select.POLLIN)
 
     exit_code: int | None = None
     while exit_code is None or sinks:
@@ -115,6 +120,12 @@ def supervise(
                         end = min(end, time.monotonic() + _GRACE_S)
                 else:
                     processes.reap()
+            elif fd == processes.requests:
+                poller.unregister(fd)  # whatever waits there: it is read when this is over
+                if processes.is_interrupted():
+                    end = min(end, time.monotonic() + _INTERRUPT_S)
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(child.pid, signal.SIGINT)
             elif fd == feeding.fd:
                 if not feeding.write():
                     poller.unregister(fd)
@@ -127,7 +138,7 @@ def supervise(
     if exit_code is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-    clean = processes.kill_new(before)
+    clean = processes.nothing_below() or processes.kill_new(before)
     feeding.close()
     _drain(sinks)
     return Ended(exit_code=exit_code, clean=clean, duration_s=duration_s)

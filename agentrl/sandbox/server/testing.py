@@ -1,9 +1,10 @@
-"""The `tests` operation: pytest in a warm fork, results from our own plugin."""
+"""The `tests` operation: pytest in a warm fork, or in the image's own Python; results from our own plugin."""
 
 import json
 import secrets
 from typing import NamedTuple
 
+from . import image_python
 from .memory import OomCounter
 from .processes import Processes
 from .resident import Resident
@@ -35,27 +36,32 @@ def run_tests(
     arguments: list[str],
     timeout_s: float,
     canary: bool,
+    test_timeout_s: float | None,
     cwd: str,
     env: dict[str, str],
 ) -> dict[str, object]:
     """Run pytest with `arguments` as `python -m pytest` would; what was known of a session that died is
-    returned.
+    returned. A test of which a phase takes longer than `test_timeout_s` fails (`time_limit`).
 
     `canary_failed` is None where it was not asked for, or where it did not run and no test passed either; any
     other way of not failing is False.
     """
-    resident.load_pytest()
     key = secrets.token_hex(16)
+    if settings.resident:
+        resident.load_pytest()
 
     def work(fd: int) -> int:
+        asked = {"key": key, "canary": canary, "test_timeout_s": test_timeout_s}
+        if not settings.resident:
+            return image_python.start(settings.tools, settings.work, {"arguments": arguments, **asked}, fd)
         resident.become_pytest(arguments, module=True, cwd=cwd)
         from .reporting import run_session
 
-        return run_session(arguments, fd=fd, key=key, canary=canary)
+        return run_session(arguments, fd=fd, key=key, canary=canary, test_timeout_s=test_timeout_s)
 
     capture, lines = Capture(_OUTPUT_LIMIT), Bounded(_REPORT_LIMIT)
     oom_before = oom.read()
-    before = processes.others()
+    before = processes.below()
     environment = {**settings.environment, **env, "PWD": cwd}
     child = processes.fork(work, environment=environment, cwd=cwd, side=True)
     ended = supervise(processes, child, before=before, timeout_s=timeout_s, capture=capture, side=lines)

@@ -13,7 +13,8 @@ from agentrl_envs.swe_gym.row_family import RowFamily
 
 
 class SweGymEnvironment:
-    """Satisfies `agentrl.wire.Environment`. `ConfigError` and `DatasetError` come from the constructor.
+    """Satisfies `agentrl.wire.Environment` and `TaskCatalog`. `ConfigError` and `DatasetError` come from the
+    constructor.
 
     `expert` plays generated tasks; None for real rows, which have none.
     """
@@ -39,6 +40,14 @@ class SweGymEnvironment:
 
     def tasks(self, split: Split, *, start: int, count: int, seed: int = 0) -> list[Task]:
         return self._family.tasks(split, start=start, count=count, seed=seed)
+
+    def find(self, task_id: str) -> Task:
+        """The task of that id. Raises `DatasetError` that names close ids."""
+        return self._family.find(task_id)
+
+    def every(self) -> list[Task] | None:
+        """Every row, of whatever split and kind; None for generated tasks, which have no end."""
+        return self._family.every()
 
     def tool_names(self, task: Task) -> tuple[str, ...]:
         return self._family.tool_names(task)

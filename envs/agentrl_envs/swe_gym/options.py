@@ -9,10 +9,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl_envs.swe_gym.row_files import is_local
 
 BASE_IMAGE = "agentrl/base"
 GENERATED = "generated"
-_OF_ROWS = ("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "prompt", "test_timeout_s")
+_OF_ROWS = (
+    *("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "prompt"),
+    *("test_timeout_s", "single_test_timeout_s"),
+)
 
 
 class SweGymOptions(BaseModel):
@@ -20,16 +24,18 @@ class SweGymOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: str = Field(GENERATED, min_length=1, description="generated, a .jsonl or .parquet file, or a hub name")
+    dataset: str = Field(
+        GENERATED, min_length=1, description="generated, a .jsonl or .parquet file, a folder of them, or a hub name"
+    )
     hub_split: str = Field("train", description="which split of a hub data set")
-    bundles: Path | None = Field(None, description="folder of git bundles; None: the folder of the data set file")
+    bundles: Path | None = Field(None, description="folder of git bundles; None: the folder of each data set file")
     split_file: Path | None = Field(None, description="JSON with the ids of train, fresh and unseen")
     fresh_fraction: float = Field(0.2, ge=0, le=1, description="share of rows held out as fresh, by content hash")
     unseen_repos: tuple[str, ...] = Field((), description="repositories held out as unseen")
     kinds: tuple[str, ...] = Field(("good",), description="rows kept, by x_kind where they have it", min_length=1)
     image: str | None = Field(
         None,
-        description="image of every task; None: the row's own, or the base image; {id} is the instance id",
+        description="image of every task; None: as under Images; {id} is the instance id",
     )
     prompt: Literal["full", "short"] = Field(
         "full", description="full: working advice for a capable model; short: tools and issue, for a small window"
@@ -40,10 +46,16 @@ class SweGymOptions(BaseModel):
         description="allowance of a test run where the row records no duration; "
         "rollout.grade_timeout_s bounds the whole grading",
     )
+    single_test_timeout_s: float = Field(
+        30.0,
+        ge=1,
+        description="a single test that takes longer fails, and the run goes on; "
+        "at most a quarter of the run's allowance",
+    )
 
     @model_validator(mode="after")
     def validate_effects(self) -> SweGymOptions:
-        is_file = Path(self.dataset).suffix in (".jsonl", ".parquet")
+        is_file = is_local(self.dataset)
         if self.dataset == GENERATED:
             idle, reason = sorted(self.model_fields_set & set(_OF_ROWS)), "with dataset `generated`"
         elif is_file:

@@ -4,20 +4,22 @@ named tests."""
 from __future__ import annotations
 
 import asyncio
+import difflib
 from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import ConfigError, DatasetError, SetupFailedError
+from agentrl.errors import CommandTimeoutError, ConfigError, DatasetError, SetupFailedError
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.archives import entering
-from agentrl_envs.swe_gym.grading import grade_row
-from agentrl_envs.swe_gym.options import BASE_IMAGE, SweGymOptions
+from agentrl_envs.swe_gym.grading import TestLimits, grade_row
+from agentrl_envs.swe_gym.images import image_of
+from agentrl_envs.swe_gym.options import SweGymOptions
 from agentrl_envs.swe_gym.prompts import row_prompt, short_prompt
-from agentrl_envs.swe_gym.rows import Row, TreeRef, is_file_name, load_rows
+from agentrl_envs.swe_gym.rows import Row, TreeRef, load_rows
 from agentrl_envs.swe_gym.splits import epoch_order, split_by_file, split_rows
-from agentrl_envs.swe_gym.trees import TreeStore
+from agentrl_envs.swe_gym.trees import Tree, TreeStore
 
 _TOOLS = ("bash", "view", "create", "str_replace", "insert", "undo_edit", "submit")
 _WORKDIR = "/testbed"
@@ -29,17 +31,28 @@ _BASE_REF = "refs/agentrl/base"  # a commit of the agent's on `main` does not mo
 
 _GIT = (
     "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1; git() { command git "
-    "-c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.quotePath=true "
+    "-c safe.directory=* -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.quotePath=true "
     '-c user.name=base -c user.email=base@localhost "$@"; }; '
 )
-# An image's own repository: everything but caches becomes the single commit, so that a reset brings all of it
-# back.
-_CUT_IMAGE = _GIT + (
-    "set -e; find . -name .git -prune -exec rm -rf {} +; "
+# Everything but caches becomes the single commit, so that a reset brings all of it back.
+_CUT = (
+    "find . -name .git -prune -exec rm -rf {} +; "
     '[ -n "$(ls -A)" ] || { echo "the work tree is empty"; exit 1; }; '
-    "git init -q --template= -b main; "
+    "git init -q --template=; git symbolic-ref HEAD refs/heads/main; "
     "git add -A -f -- . ':!*.pyc' ':!**/__pycache__/**'; git commit -q --allow-empty -m base; "
-    f"git update-ref {_BASE_REF} HEAD"
+)
+_IS_CUT = '[ "$(git rev-list --all --count 2>/dev/null)" = 1 ] && [ -z "$(git remote)" ] && [ ! -e .git/shallow ]'
+# The repository of an image, whose history is cut already where the sandbox's server brought it.
+_PREPARE_IMAGE = f"{_GIT}set -e; if ! {{ {_IS_CUT}; }}; then {_CUT} fi; git update-ref {_BASE_REF} HEAD"
+# A patch on stdin first: the tree that has the bug is the base.
+_PREPARE_BUG = f"{_GIT}set -e; git apply --whitespace=nowarn -; {_CUT} git update-ref {_BASE_REF} HEAD"
+# The tree as it was prepared, out of a repository that code under test could have changed: its objects are named by
+# their content, and the rest is written anew.
+_RENEW_IMAGE = _GIT + (
+    "set -e; rm -rf .git/hooks .git/info .git/refs/replace .git/index.lock; "
+    r"printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n' > .git/config; "
+    "echo 'ref: refs/heads/main' > .git/HEAD; git update-ref refs/heads/main {base}; "
+    "git reset -q --hard {base}; git clean -fdxq"
 )
 # Before a diff: what the agent made unreadable is readable, and a repository that it made in a folder is plain files
 # (git would keep nothing but its commit's name, or fail).
@@ -66,16 +79,36 @@ class RowFamily:
     def __init__(self, *, environment: str, options: SweGymOptions) -> None:
         self._environment = environment
         self._options = options
-        rows = _chosen(load_rows(options.dataset, hub_split=options.hub_split), options)
-        folder = options.bundles
-        if folder is None and is_file_name(options.dataset):
-            folder = Path(options.dataset).expanduser().parent
-        self._folder = folder.expanduser() if folder is not None else None
-        self._trees = TreeStore(self._folder) if self._folder is not None else None
+        every = load_rows(options.dataset, hub_split=options.hub_split)
+        rows = _chosen(every, options)
+        self._stores: dict[Path, TreeStore] = {}
         if options.split_file is not None:
             self._splits = split_by_file(rows, options.split_file.expanduser())
         else:
             self._splits = split_rows(rows, fresh_fraction=options.fresh_fraction, unseen_repos=options.unseen_repos)
+        self._every = {row.instance_id: row for row in every}
+        self._split_of = {row.instance_id: split for split, group in self._splits.items() for row in group}
+
+    def find(self, task_id: str) -> Task:
+        """The row of that id, whatever its kind. Raises `DatasetError` that names close ids."""
+        row = self._every.get(task_id)
+        if row is None:
+            close = difflib.get_close_matches(task_id, self._every, n=5, cutoff=0.5)
+            close += [name for name in self._every if task_id and task_id in name and name not in close][:5]
+            raise DatasetError(
+                f"there is no task {task_id!r}",
+                where=f"{self._options.dataset}, {len(self._every)} rows",
+                remedy=f"did you mean {' or '.join(close[:5])}?" if close else "give the instance_id of a row",
+            )
+        return self._catalogued(row)
+
+    def every(self) -> list[Task]:
+        """Every row in the data's order, of whatever split and kind."""
+        return [self._catalogued(row) for row in self._every.values()]
+
+    def _catalogued(self, row: Row) -> Task:
+        """A row that no split holds (its kind is not wanted, a split file leaves it out) counts as unseen."""
+        return self._task(row, self._split_of.get(row.instance_id, Split.UNSEEN))
 
     def tasks(self, split: Split, *, start: int, count: int, seed: int) -> list[Task]:
         """Train is endless, shuffled anew in each pass by `seed`; fresh and unseen are lists in the data's
@@ -105,38 +138,57 @@ class RowFamily:
 
     def image(self, task: Task) -> str:
         row = _row(task)
-        derived = (
-            BASE_IMAGE if self._tree_ref(row) else f"xingyaoww/sweb.eval.x86_64.{row.instance_id.replace('__', '_s_')}"
-        )
-        return (self._options.image or row.image or derived).replace("{id}", row.instance_id)
+        return image_of(row, configured=self._options.image, has_bundle=self._tree_ref(row) is not None)
+
+    def _folder(self, row: Row) -> Path | None:
+        """Where a row's bundle lies: the folder of the options, else that of the row's file."""
+        if self._options.bundles is not None:
+            return self._options.bundles.expanduser()
+        return None if row.folder is None else Path(row.folder)
 
     def _tree_ref(self, row: Row) -> TreeRef | None:
         """The row's tree in a bundle: the one it names, or its instance id in its repository's bundle."""
         if row.tree is not None:
             return row.tree
         name = f"{row.repo.replace('/', '__')}.bundle"
-        if self._folder is not None and (self._folder / name).is_file():
+        folder = self._folder(row)
+        if folder is not None and (folder / name).is_file():
             return TreeRef(bundle=name, ref=row.instance_id)
         return None
 
+    async def _tree(self, row: Row) -> Tree | None:
+        """The row's tree out of its bundle; None for a row without one, whose tree is its image's."""
+        ref, folder = self._tree_ref(row), self._folder(row)
+        if ref is None:
+            return None
+        if folder is None:
+            raise ConfigError(
+                "environment.bundles is not set, and the rows' trees lie in bundles",
+                where=f"row {row.instance_id}",
+                remedy="set environment.bundles to the folder of the bundles",
+            )
+        store = self._stores.setdefault(folder, TreeStore(folder))
+        return await asyncio.to_thread(store.get, ref, where=f"row {row.instance_id}")
+
     async def prepare(self, task: Task, sandbox: Sandbox) -> None:
         row = _row(task)
-        ref = self._tree_ref(row)
-        if ref is not None:
-            if self._trees is None:
-                raise ConfigError(
-                    "environment.bundles is not set, and the rows' trees lie in bundles",
-                    where=f"row {row.instance_id}",
-                    remedy="set environment.bundles to the folder of the bundles",
-                )
-            tree = await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")
+        tree = await self._tree(row)
+        if tree is not None:
             await sandbox.unpack(tree.archive)
+        if tree is not None and not row.bug_patch:
             return
-        result = await sandbox.run(_CUT_IMAGE, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+        command = _PREPARE_BUG if row.bug_patch else _PREPARE_IMAGE
+        bug = row.bug_patch.encode("utf-8", "surrogateescape")
+        result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir, stdin=bug)
+        where = f"row {row.instance_id}, image {sandbox.image}, {sandbox.workdir}"
+        if result.timed_out:
+            raise CommandTimeoutError(
+                f"the row's repository was not prepared within {_SETUP_TIMEOUT_S:.0f} s", where=where
+            )
         if result.exit_code != 0:
             raise SetupFailedError(
-                f"the image's repository could not be cut: {result.output[-300:]}",
-                where=f"row {row.instance_id}, image {sandbox.image}, {sandbox.workdir}",
+                f"the row's repository could not be prepared: {result.output[-300:]}",
+                where=where,
                 remedy="use an image with the repository in its work tree, or give bundles",
             )
 
@@ -144,7 +196,7 @@ class RowFamily:
         """`git diff --binary` of the work tree against the base commit, new files included, ignored ones not.
 
         A tree of which git makes no diff, or one too large to be read, is an empty patch: the agent made it
-        so. Bytes that are no UTF-8 are surrogate escapes. Raises `SetupFailedError` where git does not end.
+        so. Bytes that are no UTF-8 are surrogate escapes. Raises `CommandTimeoutError` where git does not end.
         """
         base = await self._base(task)
         if not await self._write_diff(sandbox, base, attributes=""):
@@ -161,19 +213,17 @@ class RowFamily:
             return (await self._read_patch(sandbox)).decode("utf-8", "surrogateescape")
 
     async def _base(self, task: Task) -> str:
-        """The base commit in the sandbox. The host knows a bundle's; an image's is kept under a ref of ours."""
+        """The base commit in the sandbox. The host knows a bundle's; another is kept under a ref of ours."""
         row = _row(task)
-        ref = self._tree_ref(row)
-        if ref is None or self._trees is None:
-            return _BASE_REF
-        return (await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")).commit
+        tree = None if row.bug_patch else await self._tree(row)
+        return _BASE_REF if tree is None else tree.commit
 
     async def _write_diff(self, sandbox: Sandbox, base: str, *, attributes: str) -> bool:
         command = _DIFF.format(git=_GIT, tidy=_TIDY, out=_COLLECTED, attributes=attributes, base=base)
         command = entering(sandbox.workdir) + command
         result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd="/")
         if result.timed_out:
-            raise SetupFailedError(
+            raise CommandTimeoutError(
                 f"git diff did not end within {_SETUP_TIMEOUT_S:.0f} s", where=f"sandbox {sandbox.id}"
             )
         return result.exit_code == 0
@@ -181,10 +231,9 @@ class RowFamily:
     async def _restore_repository(self, task: Task, sandbox: Sandbox) -> None:
         """The agent broke or removed `.git`: a fresh one from the host, the agent's files untouched."""
         row = _row(task)
-        ref = self._tree_ref(row)
-        if ref is None or self._trees is None:
+        tree = None if row.bug_patch else await self._tree(row)
+        if tree is None:
             return
-        tree = await asyncio.to_thread(self._trees.get, ref, where=f"row {row.instance_id}")
         # git knows a repository by these two folders, and the packed one has empty ones
         command = "chmod -R u+rwX .git; rm -rf .git && mkdir -p .git/refs .git/objects"
         await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
@@ -198,12 +247,37 @@ class RowFamily:
     async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
         row = _row(task)
         await self.prepare(task, sandbox)
-        return await grade_row(row, sandbox, patch, timeout_s=self._test_timeout_s(row))
+        base = await self._commit(sandbox, row)
 
-    def _test_timeout_s(self, row: Row) -> float:
-        if row.duration_s is None:
-            return self._options.test_timeout_s
-        return max(_MIN_TEST_TIMEOUT_S, _DURATION_FACTOR * row.duration_s)
+        async def renew() -> None:
+            if not row.bug_patch and await self._tree(row) is not None:
+                await self.prepare(task, sandbox)
+                return
+            command = _RENEW_IMAGE.replace("{base}", base)
+            result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
+            if result.exit_code != 0:
+                raise SetupFailedError(
+                    f"the row's tree could not be put back: {result.output[-300:]}", where=f"row {row.instance_id}"
+                )
+
+        return await grade_row(row, sandbox, patch, limits=self._limits(row), renew=renew)
+
+    async def _commit(self, sandbox: Sandbox, row: Row) -> str:
+        """The base commit's id, read before any code under test runs."""
+        tree = None if row.bug_patch else await self._tree(row)
+        if tree is not None:
+            return tree.commit
+        command = f"{_GIT}git rev-parse {_BASE_REF}"
+        return (await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)).output.strip()
+
+    def _limits(self, row: Row) -> TestLimits:
+        """Five times the recorded duration, at least 60 s; a single test gets the option's seconds, or all that were
+        recorded where that is more, but never more than a quarter: a few may hang."""
+        session_s = self._options.test_timeout_s
+        if row.duration_s is not None:
+            session_s = max(_MIN_TEST_TIMEOUT_S, _DURATION_FACTOR * row.duration_s)
+        test_s = max(self._options.single_test_timeout_s, row.duration_s or 0.0)
+        return TestLimits(session_s, min(test_s, session_s / 4))
 
     def reference_patch(self, task: Task) -> str:
         return _row(task).patch

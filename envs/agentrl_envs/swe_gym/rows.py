@@ -1,23 +1,26 @@
-"""SWE-Gym and SWE-bench rows: read from JSONL, Parquet or the hub, checked, and made into one type.
-
-JSONL and Parquet are read here row by row, because one file may hold both encodings of the test lists (a
-list, or a JSON string of one) and an error must name its line; hub sets come through `datasets`.
-"""
+"""Rows of SWE-Gym, SWE-bench and SWE-smith: checked, and made into one type."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agentrl.errors import DatasetError
+from agentrl_envs.swe_gym.log_parsers import PARSERS
+from agentrl_envs.swe_gym.reversal import UnreversiblePatchError, reverse_patch
+from agentrl_envs.swe_gym.row_files import read_raw
 
 _PATCH_PATH = re.compile(r"^(?:---|\+\+\+) (?:[ab]/)?([^\t\n]+)|^(?:rename|copy) (?:from|to) (.+)$", re.MULTILINE)
+_TEST_SECTION = re.compile(r"^[^\n]*>>>>> Start Test Output[^\n]*\n(.*?)^[^\n]*>>>>> End Test Output", re.M | re.S)
+_SMITH = "swesmith/"
+_SMITH_STATEMENT = "Some tests of this repository fail, and they passed before. Find the bug and mend it. They are:\n{}"
+_SHOWN_TESTS = 20
 
 
 class TreeRef(msgspec.Struct, frozen=True):
@@ -29,7 +32,12 @@ class TreeRef(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance. `duration_s` is the longest recorded run of its tests; `image` what the row itself names."""
+    """One instance.
+
+    `patch` is the fix. `bug_patch` (SWE-smith) makes the base tree of the image's. `duration_s` is the longest recorded
+    run of its tests; `image` what the row itself names; `test_command` how the row's own evaluation runs its tests,
+    `log_parser` how its output is read; `folder` where the row's file lies, None for a hub set.
+    """
 
     instance_id: str
     repo: str
@@ -39,10 +47,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     test_patch: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
+    version: str | None = None
     kind: str | None = None
     image: str | None = None
     tree: TreeRef | None = None
     duration_s: float | None = None
+    bug_patch: str = ""
+    test_command: str | None = None
+    log_parser: str | None = None
+    folder: str | None = None
 
     @property
     def content_hash(self) -> str:
@@ -52,103 +65,52 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_rows(dataset: str, *, hub_split: str) -> list[Row]:
-    """Every row of `dataset`, a file or a hub name. Raises `DatasetError`: file, row, field, remedy."""
-    path = Path(dataset).expanduser()
-    raw = _read_file(path) if is_file_name(dataset) else _read_hub(dataset, hub_split)
+    """Every row of `dataset`, a file, a folder or a hub name. Raises `DatasetError`: file, row, field, remedy."""
     rows: list[Row] = []
     places: dict[str, str] = {}
-    for place, fields in raw:
-        row = parse_row(fields, place=place)
+    for raw in read_raw(dataset, hub_split=hub_split):
+        row = parse_row(raw.fields, place=raw.place, folder=raw.folder)
         if row.instance_id in places:
             raise DatasetError(
                 f"instance_id {row.instance_id!r} comes twice",
-                where=f"{place}, first at {places[row.instance_id]}",
+                where=f"{raw.place}, first at {places[row.instance_id]}",
                 remedy="remove one of the two rows",
             )
-        places[row.instance_id] = place
+        places[row.instance_id] = raw.place
         rows.append(row)
     if not rows:
         raise DatasetError("the data set has no rows", where=dataset, remedy="give a file or a split with rows")
     return rows
 
 
-def is_file_name(dataset: str) -> bool:
-    """True where `dataset` names a local file and no hub data set."""
-    return Path(dataset).suffix in (".jsonl", ".parquet")
-
-
-def _read_file(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if not path.is_file():
-        raise DatasetError(
-            "there is no such data set file",
-            where=str(path),
-            remedy="set environment.dataset to an existing file",
-        )
-    yield from _read_jsonl(path) if path.suffix == ".jsonl" else _read_parquet(path)
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                fields = json.loads(line)
-            except ValueError as error:  # bad JSON or bad UTF-8
-                raise DatasetError(f"the line is no JSON: {error}", where=place, remedy="one object a line") from error
-            if not isinstance(fields, dict):
-                raise DatasetError("the line is no JSON object", where=place, remedy="one object a line")
-            yield place, fields
-
-
-def _read_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DatasetError(
-            f"the file is no readable Parquet: {error}", where=str(path), remedy="write it anew"
-        ) from error
-    for number, fields in enumerate(table.to_pylist()):
-        yield f"{path}, row {number}", fields
-
-
-def _read_hub(name: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(name, split=split)
-    except Exception as error:  # the library raises its own, the hub client's and the network's errors alike
-        raise DatasetError(
-            f"the data set does not load: {type(error).__name__}: {error}",
-            where=f"hub name {name!r}, split {split!r}",
-            remedy="check the name, environment.hub_split and the network, or give a .jsonl or .parquet file",
-        ) from error
-    for number, fields in enumerate(loaded):
-        yield f"{name}[{split}], row {number}", fields
-
-
-def parse_row(fields: Mapping[str, Any], *, place: str) -> Row:
+def parse_row(fields: Mapping[str, Any], *, place: str, folder: Path | None = None) -> Row:
     """One row from its fields; `place` names it in errors."""
     name = fields.get("instance_id")
     place = f"{place} ({name})" if isinstance(name, str) and name else place
-    duration = _duration(fields.get("x_validated"))
+    instance_id, repo = _text(fields, "instance_id", place), _text(fields, "repo", place)
+    of_smith = repo.startswith(_SMITH)
+    failing = _test_ids(fields, "FAIL_TO_PASS", place, empty=False)
+    given = _text(fields, "patch", place)
     return Row(
-        instance_id=_text(fields, "instance_id", place),
-        repo=_text(fields, "repo", place),
-        base_commit=_text(fields, "base_commit", place),
-        problem_statement=_text(fields, "problem_statement", place),
-        patch=_text(fields, "patch", place),
+        instance_id=instance_id,
+        repo=repo,
+        base_commit=_smith_commit(fields, place) if of_smith else _text(fields, "base_commit", place),
+        problem_statement=_smith_statement(fields, failing, place)
+        if of_smith
+        else _text(fields, "problem_statement", place),
+        patch=_reversed(given, place) if of_smith else given,
+        bug_patch=given if of_smith else "",
         test_patch=_optional_text(fields, "test_patch", place) or "",
-        fail_to_pass=_test_ids(fields, "FAIL_TO_PASS", place, empty=False),
+        fail_to_pass=failing,
         pass_to_pass=_test_ids(fields, "PASS_TO_PASS", place, empty=True),
+        version=_version(fields, place),
         kind=_optional_text(fields, "x_kind", place),
-        image=next((fields[key] for key in ("image_name", "docker_image", "image") if fields.get(key)), None),
+        image=_image(fields, place),
         tree=_tree(fields.get("x_tree"), place),
-        duration_s=duration,
+        duration_s=_duration(fields.get("x_validated")),
+        test_command=_test_command(fields, place),
+        log_parser=_log_parser(fields, place),
+        folder=None if folder is None else str(folder),
     )
 
 
@@ -174,6 +136,19 @@ def _optional_text(fields: Mapping[str, Any], field: str, place: str) -> str | N
     return value
 
 
+def _version(fields: Mapping[str, Any], place: str) -> str | None:
+    value = fields.get("version")
+    return f"{value}" if isinstance(value, float) else _optional_text(fields, "version", place)
+
+
+def _image(fields: Mapping[str, Any], place: str) -> str | None:
+    texts = (_optional_text(fields, field, place) for field in ("image_name", "docker_image", "image"))
+    return next((text.strip() for text in texts if text and text.strip()), None)
+
+
+# --- tests --------------------------------------------------------------------------------------------------
+
+
 def _test_ids(fields: Mapping[str, Any], field: str, place: str, *, empty: bool) -> tuple[str, ...]:
     if fields.get(field) is None:
         raise _bad(field, "is missing", place)
@@ -188,6 +163,66 @@ def _test_ids(fields: Mapping[str, Any], field: str, place: str, *, empty: bool)
     if not value and not empty:
         raise _bad(field, "names no test, so that nothing would be graded", place)
     return tuple(value)
+
+
+def _test_command(fields: Mapping[str, Any], place: str) -> str | None:
+    """The test command of a row's evaluation script: what stands between the markers of its output."""
+    script = _optional_text(fields, "eval_script", place)
+    if script is None:
+        return _optional_text(fields, "x_test_cmd", place)
+    section = _TEST_SECTION.search(script)
+    if section is None or not section[1].strip():
+        raise _bad(
+            "eval_script",
+            "has no command between `>>>>> Start Test Output` and `>>>>> End Test Output`",
+            place,
+            "give the script as SWE-bench 5 has it, or leave the field out: its tests are then run by pytest",
+        )
+    return section[1].strip()
+
+
+def _log_parser(fields: Mapping[str, Any], place: str) -> str | None:
+    kind = _optional_text(fields, "eval_type", place)
+    if kind not in (None, "", "pass_and_fail"):
+        raise _bad(
+            "eval_type",
+            f"is {kind!r}",
+            place,
+            "only pass_and_fail can be graded: each named test must say how it ended",
+        )
+    name = _optional_text(fields, "log_parser", place)
+    if name and name not in PARSERS:
+        raise _bad("log_parser", f"names {name!r}, which is not known here", place, f"one of {', '.join(PARSERS)}")
+    return name or None
+
+
+# --- SWE-smith ----------------------------------------------------------------------------------------------
+
+
+def _smith_commit(fields: Mapping[str, Any], place: str) -> str:
+    """SWE-smith names the commit in the repository's name: `swesmith/owner__repo.commit8`."""
+    given = _optional_text(fields, "base_commit", place)
+    commit = given or _text(fields, "repo", place).rpartition(".")[2]
+    if not re.fullmatch(r"[0-9a-f]{7,40}", commit):
+        raise _bad("repo", "names no commit", place, "write it as swesmith/owner__repo.commit8")
+    return commit
+
+
+def _smith_statement(fields: Mapping[str, Any], failing: Sequence[str], place: str) -> str:
+    """SWE-smith has rows without an issue; their failing tests, which stand in the tree, are the statement."""
+    given = _optional_text(fields, "problem_statement", place)
+    shown = [f"- {test}" for test in failing[:_SHOWN_TESTS]]
+    return given if given and given.strip() else _SMITH_STATEMENT.format("\n".join(shown))
+
+
+def _reversed(patch: str, place: str) -> str:
+    try:
+        return reverse_patch(patch)
+    except UnreversiblePatchError as error:
+        raise _bad("patch", f"cannot be reversed: {error}", place, "leave the row out") from error
+
+
+# --- trees --------------------------------------------------------------------------------------------------
 
 
 def _tree(value: Any, place: str) -> TreeRef | None:
@@ -208,11 +243,18 @@ def _tree(value: Any, place: str) -> TreeRef | None:
 
 
 def _duration(value: Any) -> float | None:
-    """The longest recorded run of a row's tests in seconds, where both runs ended."""
+    """The longest recorded run of a row's tests in seconds, of those that ended by themselves: a run that was killed
+    says how long somebody waited."""
     if not isinstance(value, Mapping):
         return None
-    seconds = [run.get("s") for run in (value.get("before"), value.get("after")) if isinstance(run, Mapping)]
-    return max((float(s) for s in seconds if isinstance(s, int | float)), default=None)
+    runs = [run for run in (value.get("before"), value.get("after")) if isinstance(run, Mapping)]
+    ended = [run.get("s") for run in runs if not run.get("timeout") and _ended(run.get("rc"))]
+    return max((float(s) for s in ended if isinstance(s, int | float)), default=None)
+
+
+def _ended(code: Any) -> bool:
+    """Whether an exit code is a program's own, and no signal's."""
+    return not isinstance(code, int) or 0 <= code < 128
 
 
 def patch_paths(patch: str) -> set[str]:

@@ -8,6 +8,7 @@ fix.
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import subprocess
@@ -24,6 +25,7 @@ from agentrl_envs.swe_gym.rows import TreeRef
 
 _GIT_TIMEOUT_S = 120.0
 _CACHE_BYTES = 512 * 1024 * 1024
+_COMPRESSED_FROM_BYTES = 16 * 1024 * 1024  # a request of over 64 MiB is refused, and base64 takes a third more
 _DATE = "2020-01-01T00:00:00+0000"
 _COMMIT_ENV = {
     "GIT_AUTHOR_NAME": "base",
@@ -37,7 +39,8 @@ _COMMIT_ENV = {
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A work tree: `archive` is a tar of files and repository, `commit` the one commit in it."""
+    """A work tree: `archive` is a tar (compressed where it is large) of files and repository, `commit` the one commit
+    in it."""
 
     archive: bytes
     commit: str
@@ -149,9 +152,10 @@ def _git(arguments: list[str], *, cwd: Path, where: str) -> str:
 
 
 def _pack_folder(home: Path) -> bytes:
-    """A tar of everything under `home`; links stay links."""
+    """A tar of everything under `home`, compressed where it is large; links stay links."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, dereference=False) as tar:
         for path in sorted(home.rglob("*")):
             tar.add(path, arcname=str(path.relative_to(home)), recursive=False, filter=normalised)
-    return buffer.getvalue()
+    archive = buffer.getvalue()
+    return archive if len(archive) < _COMPRESSED_FROM_BYTES else gzip.compress(archive, compresslevel=1, mtime=0)

@@ -1,4 +1,4 @@
-"""Real sandboxes for tests: one pool per backend and test file, in an event loop that stays open between
+"""Real sandboxes for tests: one pool per kind of house and test file, in an event loop that stays open between
 tests."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 from agentrl.config import SandboxConfig
 from agentrl.sandbox import Pool, open_pool
 from agentrl.sandbox.backend import bubblewrap_fault, docker_fault
+from agentrl.sandbox.docker_client import is_local
 from agentrl.wire.protocols import Sandbox
 
 T = TypeVar("T")
@@ -20,6 +21,8 @@ BACKENDS = [
     pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
+# Docker's sandboxes are spoken to over a socket or over stdin and stdout: everything holds for both.
+HOUSES = [*BACKENDS, pytest.param("docker-stdio", marks=pytest.mark.docker)]
 _FAULTS: dict[str, str | None] = {}
 
 
@@ -59,12 +62,14 @@ def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="module")
-def house(backend_name: str) -> Iterator[House]:
+@pytest.fixture(scope="module", params=HOUSES)
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
     """A small pool of narrow sandboxes."""
-    config = SandboxConfig(
-        backend=backend_name, size=2, starters=1, memory_mb=256, pids=64, disk_mb=32, start_timeout_s=60
-    )
+    backend, _, channel = str(request.param).partition("-")
+    require_backend(backend)
+    config = SandboxConfig(backend=backend, size=2, starters=1, memory_mb=256, pids=64, disk_mb=32, start_timeout_s=60)
+    if backend == "docker":
+        config = config.model_copy(update={"channel": channel or ("socket" if is_local("") else "auto")})
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         pool = runner.run(stack.enter_async_context(open_pool(config, run_id="contract")))

@@ -101,7 +101,7 @@ def test_k48_environment_is_the_allow_list(house: Any, monkeypatch: pytest.Monke
     names = {line for line in out.split() if "=" not in line}
     assert names <= {
         *("PATH", "HOME", "LANG", "PAGER", "GIT_PAGER", "MANPAGER", "PIP_PROGRESS_BAR", "TQDM_DISABLE"),
-        *("PYTHONDONTWRITEBYTECODE", "HOSTNAME", "PWD", "SHLVL", "_"),
+        *("PYTHONDONTWRITEBYTECODE", "HOSTNAME", "PWD", "SHELL", "SHLVL", "_"),
     }
     assert {"PATH", "HOME", "LANG", "PAGER"} <= names
 
@@ -224,6 +224,30 @@ def test_file_systems_are_sized(house: Any) -> None:
     fill = "head -c 200M /dev/zero 2>/dev/null > $d/f; stat -c %s $d/f; rm $d/f"
     out = sh(house, f"for d in /testbed /tmp /dev/shm; do {fill}; done").output
     assert [int(size) for size in out.split()] == [32 * 1024 * 1024] * 3
+
+
+def test_whatever_the_agent_does_to_its_own_tree_is_a_result(house: Any) -> None:
+    """K42: a shut or emptied tree is a failing command, never a failing machine; the next lease finds a whole one."""
+
+    async def body(box: Sandbox) -> None:
+        await box.write_files({"pkg/mod.py": b"one = 1\n"})
+        assert (await box.run("chmod 0 /testbed", timeout_s=10)).exit_code == 0
+        shut = await box.run("ls", timeout_s=10)
+        assert (shut.exit_code, shut.output) == (1, "bash: cd: /testbed: Permission denied\n")
+        assert not (await box.edit("view", path="/testbed/pkg/mod.py", timeout_s=30)).ok
+        assert (await box.run("chmod 755 /testbed; ls -A /testbed", timeout_s=10, cwd="/")).output == "pkg\n"
+        gone = "rm -rf /testbed/* /testbed/.[!.]*; rmdir /testbed; mv /testbed /tmp/x; ln -s / /tmp/x; ls -A | wc -l"
+        assert (await box.run(gone, timeout_s=10)).output.endswith("0\n")
+        names = "mkdir $'\\xff'; cd $'\\xff'; echo x > $'b\\xe9'; ls -A | wc -l"
+        assert (await box.run(names, timeout_s=10)).output == "1\n"
+        await box.run("chmod 0 /testbed /tmp /dev/shm", timeout_s=10)
+
+    house.lease(body)
+
+    async def again(box: Sandbox) -> str:
+        return (await box.run("stat -c %a /testbed /tmp /dev/shm; ls -A /testbed /tmp | wc -w", timeout_s=10)).output
+
+    assert house.lease(again) == "755\n1777\n1777\n2\n"
 
 
 # --- life and death

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import DaemonUnreachableError, ImageMissingError, NoSandboxBackendError, SandboxError
+from agentrl.errors import DaemonUnreachableError, ImageMissingError, NoSandboxBackendError
 from agentrl.sandbox import Pool, bubblewrap, choose_backend, open_pool, reap
 from agentrl.sandbox.backend import bubblewrap_fault
 from agentrl.sandbox.cgroups import CgroupTree
@@ -188,7 +188,9 @@ def test_a_daemon_that_goes_away_is_told_apart_and_hangs_nothing(proxy: Proxy, m
         subprocess.run(["docker", "version"], capture_output=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         pytest.skip("no Docker daemon answers")
-    config = SandboxConfig(backend="docker", size=2, starters=1, memory_mb=256, disk_mb=16)
+    config = SandboxConfig(
+        backend="docker", size=2, starters=1, memory_mb=256, disk_mb=16, channel="stdio", daemon_patience_s=1
+    )
     run = f"proxy-{os.getpid()}"
 
     async def main() -> None:
@@ -197,7 +199,7 @@ def test_a_daemon_that_goes_away_is_told_apart_and_hangs_nothing(proxy: Proxy, m
             assert isinstance(error, DaemonUnreachableError)
             assert box.id in str(error)
             assert "start dockerd" in error.remedy
-            with pytest.raises(SandboxError):
+            with pytest.raises(DaemonUnreachableError, match="does not answer"):
                 async with pool.lease(config.image, timeout_s=30):
                     pass
 
@@ -256,7 +258,8 @@ def test_auto_falls_back_and_explicit_names_do_not(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_image_that_is_not_here_is_named(backend_name: str) -> None:
-    config = SandboxConfig(backend=backend_name, image="nobody/nothing:1")
+    pull = {"pull": "never"} if backend_name == "docker" else {}
+    config = SandboxConfig.model_validate({"backend": backend_name, "image": "nobody/nothing:1", **pull})
 
     async def main() -> None:
         async with open_pool(config, run_id="missing"):

@@ -140,7 +140,7 @@ def test_every_relative_link_resolves(page: Path) -> None:
 
 
 def test_the_index_names_every_page_in_order() -> None:
-    index = re.findall(r"^(\d)\. \[[^]]+\]\(docs/(\w+\.md)\)", text_of("README.md"), re.MULTILINE)
+    index = re.findall(r"^(\d+)\. \[[^]]+\]\(docs/(\w+\.md)\)", text_of("README.md"), re.MULTILINE)
     assert [int(number) for number, _ in index] == list(range(1, len(index) + 1))
     assert sorted(name for _, name in index) == sorted(page.name for page in ROOT.glob("docs/*.md"))
 

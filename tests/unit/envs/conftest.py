@@ -123,6 +123,7 @@ class LocalSandbox:
         *,
         timeout_s: float,
         canary: bool = False,
+        test_timeout_s: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> TestReport:

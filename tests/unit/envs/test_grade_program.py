@@ -79,7 +79,7 @@ def change(files: dict[str, str | None]) -> str:
 
 def test_patch_and_test_patch_go_on(grade: Grade) -> None:
     report, files = grade(change(dict(MENDED)), test_patch=TEST_PATCH)
-    assert report == {"applied": "apply", "attempts": [], "undone": [], "test_error": ""}
+    assert report == {"applied": "apply", "attempts": [], "undone": [], "test_error": "", "appended": [], "present": []}
     assert files["pkg/core.py"] == MENDED["pkg/core.py"]
     assert "test_new" in files["tests/test_core.py"]
     assert files["tests/test_b.py"] == "# b\n"
@@ -139,6 +139,13 @@ def test_a_patch_cannot_reach_the_repository_or_the_outside(grade: Grade, path: 
         "sitecustomize.py",
         "x.egg-info/entry_points.txt",
         "a.pth",
+        ".gitattributes",
+        "pkg/__pycache__/core.cpython-311.pyc",
+        "tests2/helper.pyc",
+        "pytest.py",
+        "_pytest/__init__.py",
+        "src/unittest.py",
+        "json/__init__.py",
     ],
 )
 def test_added_configuration_is_dropped(grade: Grade, path: str) -> None:
@@ -236,6 +243,49 @@ def test_an_agents_module_is_never_imported(grade: Grade) -> None:
     """`python3 -I`: a json.py in the tree would otherwise run before the tests."""
     report, _ = grade(change({"json.py": "raise SystemExit(9)\n", "subprocess.py": "raise SystemExit(9)\n"}))
     assert report["applied"] == "apply"
+
+
+@pytest.mark.parametrize("path", ["pkg/json.py", "pkg/types.py", "json.txt", "core.py", "test_json.py"])
+def test_modules_that_shadow_nothing_stay(grade: Grade, path: str) -> None:
+    report, files = grade(change({path: "x = 1\n"}), files=["tests/test_core.py"])
+    assert report["undone"] == []
+    assert path in files
+
+
+def test_a_module_that_was_there_may_change(grade: Grade) -> None:
+    patch = make_patch({"json.py": "x = 1\n"}, {"json.py": "x = 2\n"})
+    report, files = grade(patch, prepare="rm -rf .git; echo 'x = 1' > json.py")
+    assert (report["undone"], files["json.py"]) == ([], "x = 2\n")
+
+
+def test_tests_that_must_fail_go_to_the_end(grade: Grade) -> None:
+    added = {"text": "\ndef test_added():\n    assert 0\n", "parameters": True}
+    marked = "import pytest\npytestmark = pytest.mark.parametrize('x', [1])\ndef test(x): pass"
+    report, files = grade(
+        change(dict(MENDED)),
+        test_patch=TEST_PATCH,
+        test_files={"tests/test_c.py": marked, "tests/test_d.py": "def broken(:\n"},
+        files=["tests/test_core.py", "tests/none.py"],
+        appended=[
+            added | {"path": f"tests/test_{name}.py", "test": f"{name}::t"} for name in ("core", "c", "d", "none")
+        ]
+        + [added | {"path": "tests/test_c.py", "test": "c2::t", "parameters": False}],
+    )
+    assert report["appended"] == ["core::t", "c2::t"]
+    assert report["present"] == ["tests/test_core.py"]
+    assert files["tests/test_core.py"].endswith("== 2\n\ndef test_added():\n    assert 0\n")
+    assert files["tests/test_c.py"].endswith("pass\n\ndef test_added():\n    assert 0\n"), "a line end is put before it"
+
+
+def test_the_program_is_python_3_6() -> None:
+    """It runs in the Python of whatever image a row names."""
+    import ast
+
+    text = Path(grade_program.__file__).read_text()
+    ast.parse(text, feature_version=(3, 6))
+    assert "from __future__ import annotations" not in text
+    for name in ("capture_output", "removeprefix", "removesuffix", "text=True"):
+        assert name not in text
 
 
 def test_pure_rules() -> None:

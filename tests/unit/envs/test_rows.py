@@ -1,6 +1,7 @@
 """Rows of every encoding, and one clear error for each way a row can be unusable."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from agentrl.trajectory import Split
 from agentrl.wire import Environment
 from agentrl_envs.swe_gym import SweGymEnvironment
 from agentrl_envs.swe_gym.grading import grading_targets
+from agentrl_envs.swe_gym.images import image_of
 from agentrl_envs.swe_gym.rows import load_rows, parse_row, patch_paths
 from agentrl_envs.swe_gym.splits import epoch_order, split_rows
 
@@ -235,16 +237,57 @@ def test_prompt_shows_the_problem_and_nothing_else(data_folder: Path) -> None:
                 assert row["hints_text"].strip()[:80] not in text.replace(row["problem_statement"], "")
 
 
-def test_images(data_folder: Path) -> None:
-    mined = SweGymEnvironment({"dataset": str(data_folder / "mined/instances.jsonl"), "fresh_fraction": 1.0})
-    assert mined.image(mined.tasks(Split.FRESH, start=0, count=1)[0]) == "agentrl/base"
-    path = str(data_folder / "swe_bench/rows_v5.parquet")
-    bench = SweGymEnvironment({"dataset": path, "fresh_fraction": 1.0})
-    assert bench.image(bench.tasks(Split.FRESH, start=0, count=1)[0]).startswith("swebench/sweb.eval")
-    own = SweGymEnvironment({"dataset": path, "fresh_fraction": 1.0, "image": "mine/{id}"})
-    task = own.tasks(Split.FRESH, start=0, count=1)[0]
-    assert own.image(task) == f"mine/{task.id}"
-    assert SweGymEnvironment({"image": "mine"}).image(task) == "mine"
+SMITH = {
+    "instance_id": "o__r.1234abcd.func_pm_remove__x",
+    "repo": "swesmith/o__r.1234abcd",
+    "patch": "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-good\n+bad\n",
+    "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+    "PASS_TO_PASS": [],
+    "image_name": "swebench/swesmith.x86_64.o_1776_r.1234abcd",
+}
+
+
+def test_swe_smith_rows() -> None:
+    """The patch is the bug; the fix is its reverse; no base commit, no test patch, sometimes no statement."""
+    row = parse_row(SMITH, place="here")
+    assert row.bug_patch == SMITH["patch"]
+    assert row.patch.endswith("@@ -1 +1 @@\n+good\n-bad\n")
+    assert row.base_commit == "1234abcd"
+    assert "tests/test_a.py::test_a" in row.problem_statement
+    assert row.image == SMITH["image_name"]
+    bare = parse_row({key: value for key, value in SMITH.items() if key != "image_name"}, place="here")
+    assert image_of(bare, configured=None, has_bundle=False) == SMITH["image_name"]
+    assert parse_row(SMITH | {"problem_statement": "it breaks"}, place="here").problem_statement == "it breaks"
+    for changes, said in (
+        ({"repo": "swesmith/o__r"}, "field repo names no commit"),
+        ({"patch": "GIT binary patch\n"}, "field patch cannot be reversed"),
+    ):
+        with pytest.raises(DatasetError, match=said):
+            parse_row(SMITH | changes, place="here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"eval_type": "fail_only"}, "field eval_type is 'fail_only'"),
+        ({"log_parser": "parse_log_jest"}, "field log_parser names 'parse_log_jest'"),
+        ({"eval_script": "pytest x"}, "field eval_script has no command between"),
+        ({"eval_script": 3}, "field eval_script is int"),
+        ({"version": ["1"]}, "field version is list"),
+    ],
+)
+def test_rows_of_swe_bench_5_that_cannot_be_used(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(DatasetError, match=re.escape(said)) as caught:
+        parse_row(GOOD | changes, place="here")
+    assert "o__r-1" in caught.value.where
+    assert caught.value.remedy
+
+
+def test_durations_of_runs_that_were_stopped_do_not_count() -> None:
+    runs = {"before": {"s": 120.1, "rc": -9, "timeout": True}, "after": {"s": 3.5, "rc": 0, "timeout": False}}
+    assert parse_row(GOOD | {"x_validated": runs}, place="here").duration_s == 3.5
+    killed = {"before": {"s": 95.0, "rc": 137}, "after": {"s": None}}
+    assert parse_row(GOOD | {"x_validated": killed}, place="here").duration_s is None
 
 
 def test_restored_paths_are_the_tests_and_their_folders() -> None:

@@ -81,14 +81,37 @@ def test_ids_with_blanks_are_matched_whole() -> None:
 
 
 def test_ids_cut_at_a_blank_are_excused_by_prefix_and_listed() -> None:
-    results = {F: "passed", "t.py::p[a b]": "passed", "t.py::p[a c]": "failed"}
+    results = {F: "passed", "t.py::p[a b]": "passed", "t.py::p[a c]": "skipped"}
     verdict = judge(report(results), fail_to_pass=[F], pass_to_pass=["t.py::p[a"])
     assert verdict.resolved
+    assert verdict.tests["t.py::p[a"] == "passed"
     assert any("cut at a blank" in line and "t.py::p[a" in line for line in verdict.log)
     # only with an unclosed bracket, only at a blank, and only if something of that name ran
     for listed in ("t.py::p", "t.py::p[a b", "t.py::q[a"):
         results = {F: "passed", "t.py::p[a bc]": "passed"}
         assert not judge(report(results), fail_to_pass=[F], pass_to_pass=[listed]).resolved
-    # a cut FAIL_TO_PASS id needs all that it begins
-    results = {"t.py::p[a b]": "passed", "t.py::p[a c]": "failed"}
+    # none that it begins may fail
+    results = {F: "passed", "t.py::p[a b]": "passed", "t.py::p[a c]": "failed"}
     assert not judge(report(results), fail_to_pass=["t.py::p[a"], pass_to_pass=[]).resolved
+    assert not judge(report(results), fail_to_pass=[F], pass_to_pass=["t.py::p[a"]).resolved
+    # a bracket that closes an inner one leaves the outer one open
+    results = {F: "passed", "t.py::p[a[0] b]": "passed"}
+    assert judge(report(results), fail_to_pass=[F], pass_to_pass=["t.py::p[a[0]"]).resolved
+
+
+def test_what_must_fail_and_did_not_rejects_all() -> None:
+    """K45."""
+    results = {F: "passed", "t.py::canary": "failed"}
+    assert judge(report(results), fail_to_pass=[F], pass_to_pass=[], must_fail=["t.py::canary"]).resolved
+    for status in ("passed", "skipped", "xfailed", "xpassed"):
+        faked = report(results | {"t.py::canary": status, "t.py::other": "failed"})
+        verdict = judge(faked, fail_to_pass=[F], pass_to_pass=[], must_fail=["t.py::canary"])
+        assert not verdict.resolved
+        assert any("must fail" in line for line in verdict.log)
+
+
+def test_skips_expected_failures_and_absent_canaries_are_unproved() -> None:
+    results = {F: "xfailed", P: "skipped", "t.py::q": "passed"}
+    verdict = judge(report(results), fail_to_pass=[F], pass_to_pass=[P, "t.py::q"], must_fail=["t.py::canary"])
+    assert verdict.resolved
+    assert set(verdict.unproved) == {F, P, "t.py::canary"}

@@ -42,6 +42,20 @@ class World:
         return [event.data["text"] for event in self.events if event.kind == EventKind.NOTE]
 
 
+def test_the_pool_is_told_the_images_of_all_groups_at_once(toys: Any) -> None:
+    """In their order, each once."""
+    told: list[list[str]] = []
+    world = World(toys)
+    world.pool.prefetch = told.append
+
+    images = {"task-g0": "x/second", "task-g1": "x/first", "task-g2": "x/second"}
+    world.settings["environment"].image = lambda task: images[task.id]
+    world.settings["concurrency"] = 1
+    requests = [toys.request(f"g{number}", size=1) for number in range(3)]
+    world.run(requests)
+    assert told == [["x/second", "x/first"]]
+
+
 def test_groups_come_back_in_order_whatever_finishes_first(toys: Any) -> None:
     """K34: members and groups are joined by name."""
 

@@ -24,12 +24,12 @@ class ServerClient:
     """One server and the conversation with it. `call` returns the answer, which must be ok; `ask` whatever
     came."""
 
-    def __init__(self, folder: Path, tools: Path) -> None:
+    def __init__(self, folder: Path, tools: Path, *more: str, launch: Path = LAUNCH) -> None:
         self.work, self.scratch = folder / "work", folder / "tmp"
         self.work.mkdir(parents=True)
         self.scratch.mkdir()
-        command = [sys.executable, "-I", "-S", "-B", str(LAUNCH), "--work", str(self.work)]
-        command += ["--writable", str(self.scratch), "--tools", str(tools)]
+        command = [sys.executable, "-I", "-S", "-B", str(launch), "--work", str(self.work)]
+        command += ["--writable", str(self.scratch), "--tools", str(tools), *more]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -104,6 +104,12 @@ def server_tools() -> Path:
         return ensure_tools()
     except InfrastructureError as error:
         raise pytest.skip.Exception(f"the pinned packages of the tools tree cannot be had: {error}") from None
+
+
+@pytest.fixture(scope="session")
+def server_client() -> type[ServerClient]:
+    """The class, as tests cannot import a conftest."""
+    return ServerClient
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ import pytest
 from agentrl.config import SandboxConfig
 from agentrl.errors import NoSandboxBackendError, SandboxStartError
 from agentrl.sandbox import backend as backend_module
-from agentrl.sandbox import bubblewrap
-from agentrl.sandbox.bubblewrap import bwrap_command
+from agentrl.sandbox import bubblewrap, cgroups
+from agentrl.sandbox.bubblewrap_command import bwrap_command
 from agentrl.sandbox.cgroups import Cgroup, CgroupTree
 from agentrl.sandbox.limits import ENVIRONMENT, Limits
 from agentrl.sandbox.owner import Owner, start_ticks
@@ -130,21 +131,67 @@ def test_no_cgroups_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert CgroupTree.find(tmp_path) is None
 
 
-def test_limits_come_from_the_configuration() -> None:
+def test_version_2_is_looked_for_from_the_root_down_to_our_own_group(tmp_path: Path) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("12:memory:/x\n0::/user.slice/user@7.service/app.scope\n")
+    root = tmp_path / "cgroup"
+    steps = [
+        root,
+        root / "user.slice",
+        root / "user.slice/user@7.service",
+        root / "user.slice/user@7.service/app.scope",
+    ]
+    assert cgroups._own_groups(root, membership) == steps
+    membership.write_text("0::/\n")
+    assert cgroups._own_groups(root, membership) == [root]
+    assert cgroups._own_groups(root, tmp_path / "missing") == [root]
+
+
+def test_a_delegated_group_of_version_2_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root allows no controller, the user's own service does; a group that cannot be entered is passed over."""
+    own = tmp_path / "user.slice" / "user@7.service"
+    own.mkdir(parents=True)
+    for folder, enabled in ((tmp_path, ""), (own.parent, "memory pids"), (own, "cpu memory pids")):
+        (folder / "cgroup.subtree_control").write_text(enabled)
+    monkeypatch.setattr(cgroups, "_own_groups", lambda root: [tmp_path, own.parent, own])
+    monkeypatch.setattr(cgroups, "_can_be_entered", lambda group: group.folders[0].parent == own)
+    monkeypatch.setattr(cgroups, "_PROBE_TIMEOUT_S", 0.0)
+    tree = CgroupTree.find(tmp_path)
+    assert tree is not None
+    assert (tree.version, set(tree.bases.values())) == (2, {own})
+
+
+def test_limits_come_from_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits.of(SandboxConfig(memory_mb=100, pids=20, disk_mb=8, cpus=0.5))
     assert limits == Limits(memory_bytes=100 << 20, pids=20, disk_bytes=8 << 20, shm_bytes=8 << 20, cpus=0.5)
     assert Limits.of(SandboxConfig(disk_mb=1000)).shm_bytes == 64 << 20
-    assert limits.prlimit_arguments(address_space=True) == ["--nproc=20", "--core=0", f"--as={100 << 20}"]
-    assert limits.prlimit_arguments(address_space=False) == ["--nproc=20", "--core=0"]
+    page = 4096
+    common = ["--nproc=20:20", f"--fsize={(8 << 20) + page}:{(8 << 20) + page}", "--nofile=1024:4096"]
+    common += ["--core=0:0", "--msgqueue=0:0"]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert limits.prlimit_arguments(address_space=True) == [*common, f"--as={100 << 20}:{100 << 20}"]
+    assert limits.prlimit_arguments(address_space=False) == common
+
+
+def test_a_limit_that_this_process_may_not_raise_stays_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, 600))
+    assert LIMITS.prlimit_arguments(address_space=False) == [
+        *("--nproc=64:64", "--fsize=600:600", "--nofile=600:600", "--core=0:0", "--msgqueue=0:0")
+    ]
 
 
 def test_the_bwrap_command_binds_the_image_read_only_and_nothing_else(tmp_path: Path) -> None:
     for name in ("usr", "etc", "proc", "tmp", "root", "testbed"):
         (tmp_path / name).mkdir()
     (tmp_path / "bin").symlink_to("usr/bin")
-    command = bwrap_command(tmp_path, LIMITS, info_fd=7, gate_fd=8, address_space=False)
+    command = bwrap_command(tmp_path, LIMITS, info_fd=7, gate_fd=8, filter_fd=9, address_space=False)
     binds = {command[i + 2]: command[i + 1] for i, word in enumerate(command) if word == "--ro-bind"}
-    assert binds == {"/usr": f"{tmp_path}/usr", "/etc": f"{tmp_path}/etc", "/proc/sys": "/proc/sys"}
+    hidden = {target for target, source in binds.items() if source == "/dev/null"}
+    assert "/proc/kmsg" in hidden
+    assert all(target.startswith("/proc/") for target in hidden)
+    shown = {target: source for target, source in binds.items() if target not in hidden}
+    assert shown == {"/usr": f"{tmp_path}/usr", "/etc": f"{tmp_path}/etc", "/proc/sys": "/proc/sys"}
+    assert command[command.index("--seccomp") + 1] == "9"
     assert "--bind" not in command
     assert "--share-net" not in command
     for flag in (
@@ -164,7 +211,7 @@ def test_the_bwrap_command_binds_the_image_read_only_and_nothing_else(tmp_path: 
 
 def test_backend_choice_by_what_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     faults: dict[str, str | None] = {"docker": None, "bubblewrap": None}
-    monkeypatch.setattr(backend_module, "docker_fault", lambda: faults["docker"])
+    monkeypatch.setattr(backend_module, "docker_fault", lambda **_: faults["docker"])
     monkeypatch.setattr(backend_module, "bubblewrap_fault", lambda: faults["bubblewrap"])
     choose = backend_module.choose_backend
     assert choose(SandboxConfig()) == "docker"
@@ -186,11 +233,11 @@ def test_a_server_whose_pid_is_never_told_does_not_run(tmp_path: Path, monkeypat
     monkeypatch.setattr(bubblewrap, "_GATE_TIMEOUT_S", 0.3)
     ran = tmp_path / "ran"
 
-    def silent(info_fd: int, gate_fd: int) -> list[str]:
+    def silent(info_fd: int, gate_fd: int, filter_fd: int | None) -> list[str]:
         # The server is a child of its own, as bubblewrap's is.
         return ["bash", "-c", f"(read -r -u {gate_fd}; : > {ran}) & sleep 60"]
 
     with pytest.raises(SandboxStartError, match="did not tell the server's pid"):
-        bubblewrap._spawn(silent, None, "silent")
+        bubblewrap._spawn(silent, None, "silent", filter_program=None)
     time.sleep(0.5)
     assert not ran.exists()

@@ -26,6 +26,7 @@ from agentrl.errors import (
     SandboxStartError,
 )
 from agentrl.sandbox import pool as pool_module
+from agentrl.sandbox import pool_starts as starts_module
 from agentrl.sandbox.backend import BackendName
 from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.pool import Pool, starts_wanted
@@ -104,11 +105,25 @@ class FakeBackend:
         self.alive: set[FakeMachine] = set()
         self.started = self.starting = self.most_starting = self.most_alive = 0
         self.closed = False
+        self.attempts = self.preparing = self.most_preparing = 0
+        self.prepared: list[str] = []
+        self.prepare_s: dict[str, float] = {}
+        self.missing: set[str] = set()
+        self.room: int | None = None
 
     async def prepare(self, image: str) -> None:
-        """Nothing to prepare."""
+        self.prepared.append(image)
+        self.preparing += 1
+        self.most_preparing = max(self.most_preparing, self.preparing)
+        try:
+            await asyncio.sleep(self.prepare_s.get(image, 0.0))
+        finally:
+            self.preparing -= 1
+        if image in self.missing:
+            raise ImageMissingError(f"no {image}")
 
     async def start(self, image: str, *, timeout_s: float) -> FakeMachine:
+        self.attempts += 1
         self.starting += 1
         self.most_starting = max(self.most_starting, self.starting)
         try:
@@ -126,12 +141,15 @@ class FakeBackend:
         finally:
             self.starting -= 1
 
+    def free_room(self) -> int | None:
+        return self.room
+
     async def close(self) -> None:
         self.closed = True
 
 
 def drive(
-    body: Callable[[Pool, FakeBackend], Awaitable[None]], *, backend: FakeBackend | None = None, **config: int
+    body: Callable[[Pool, FakeBackend], Awaitable[None]], *, backend: FakeBackend | None = None, **config: float
 ) -> FakeBackend:
     """Run `body` in a pool, close it, and check that nothing lives on."""
     backend = backend or FakeBackend()
@@ -158,8 +176,10 @@ def drive(
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(pool_module, "COOLDOWN_S", 0.02)
+    monkeypatch.setattr(starts_module, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(starts_module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(starts_module, "COOLDOWN_S", 0.02)
+    monkeypatch.setattr(pool_module, "LOOK_AGAIN_S", 0.02)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -175,6 +195,38 @@ def test_starts_wanted_keeps_its_bounds(waiting: int, reserve: int, supply: int,
     assert 0 <= count <= min(room, starters_free)
     if count < min(room, starters_free):
         assert supply + count >= waiting + reserve
+
+
+def test_k44_a_sandbox_that_has_graded_never_serves_an_agent() -> None:
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        graders, agents = set(), set()
+        for _ in range(6):
+            async with pool.lease(IMAGE, timeout_s=5, grading=True) as box:
+                graders.add(box.id)
+            async with pool.lease(IMAGE, timeout_s=5) as box:
+                agents.add(box.id)
+        assert len(graders) == 1
+        assert not graders & agents
+
+    drive(body)
+
+
+def test_k44_graders_give_way_to_agents_and_agents_to_gradings_that_wait() -> None:
+    """Neither kind can starve the other in a full pool."""
+
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        async def hold(grading: bool) -> str:
+            async with pool.lease(IMAGE, timeout_s=5, grading=grading) as box:
+                await asyncio.sleep(0.005)
+                return box.id
+
+        graded = set(await asyncio.gather(*(hold(True) for _ in range(6))))
+        agents = set(await asyncio.gather(*(hold(False) for _ in range(6))))
+        assert not graded & agents
+        await asyncio.gather(*(hold(bool(n % 2)) for n in range(20)))
+        assert backend.most_alive <= 2
+
+    drive(body, size=2)
 
 
 def test_a_lease_is_fresh_and_the_sandbox_is_used_again() -> None:
@@ -312,21 +364,15 @@ def test_a_start_that_fails_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "tries"),
+    ("fault", "kind"),
     [
-        (SandboxStartError("no room"), SandboxStartError, pool_module.START_ATTEMPTS),
-        (
-            DaemonUnreachableError("gone", remedy="start it"),
-            DaemonUnreachableError,
-            pool_module.START_ATTEMPTS,
-        ),
-        (ImageMissingError("no image"), ImageMissingError, 1),
-        (RuntimeError("unforeseen"), SandboxStartError, pool_module.START_ATTEMPTS),
+        (SandboxStartError("no room"), SandboxStartError),
+        (DaemonUnreachableError("gone", remedy="start it"), DaemonUnreachableError),
+        (ImageMissingError("no image"), ImageMissingError),
+        (RuntimeError("unforeseen"), SandboxStartError),
     ],
 )
-def test_when_no_start_succeeds_those_who_wait_fail_with_the_reason(
-    fault: Exception, kind: type[AgentRLError], tries: int
-) -> None:
+def test_when_no_start_succeeds_those_who_wait_fail_with_the_reason(fault: Exception, kind: type[AgentRLError]) -> None:
     async def wait(pool: Pool) -> None:
         async with pool.lease(IMAGE, timeout_s=30):
             pass
@@ -343,7 +389,74 @@ def test_when_no_start_succeeds_those_who_wait_fail_with_the_reason(
 
     backend = FakeBackend()
     backend.always = fault
+    drive(body, backend=backend, starters=1, daemon_patience_s=0.02)
+
+
+def test_k43_a_daemon_that_is_away_fails_nobody_who_can_wait() -> None:
+    """Far more silent tries than a failing start gets; counted as one failure."""
+
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        async def use() -> None:
+            async with pool.lease(IMAGE, timeout_s=10):
+                pass
+
+        users = [asyncio.create_task(use()) for _ in range(6)]
+        await until(lambda: backend.attempts > 3 * starts_module.START_ATTEMPTS)
+        assert not any(user.done() for user in users)
+        backend.always = None
+        await asyncio.gather(*users)
+        assert pool.stats().failures == 1
+
+    backend = FakeBackend()
+    backend.always = DaemonUnreachableError("gone")
     drive(body, backend=backend, starters=1)
+
+
+def test_an_image_that_is_slow_to_come_holds_up_no_other() -> None:
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        backend.prepare_s["slow"] = 60.0
+        slow = asyncio.create_task(pool.lease("slow", timeout_s=30).__aenter__())
+        await until(lambda: "slow" in backend.prepared)
+        for _ in range(3):
+            async with pool.lease(IMAGE, timeout_s=2):
+                pass
+        slow.cancel()
+
+    drive(body, size=1, starters=1, reuse=1)
+
+
+def test_prefetch_has_images_ahead_and_never_fails() -> None:
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        backend.missing = {"none"}
+        await until(lambda: pool.stats().idle > 0)
+        pool.prefetch(["first", "none", "second", IMAGE])
+        pool.prefetch(["second", "third"])
+        await until(lambda: "third" in backend.prepared)
+        assert backend.prepared == [IMAGE, "first", "none", "second", "third"]
+        assert backend.most_preparing == 1
+        async with pool.lease("second", timeout_s=5):
+            pass
+        assert backend.prepared.count("second") == 1
+        with pytest.raises(ImageMissingError):
+            async with pool.lease("none", timeout_s=5):
+                pass
+
+    drive(body)
+
+
+def test_a_backend_without_room_is_not_asked_and_asked_again() -> None:
+    async def body(pool: Pool, backend: FakeBackend) -> None:
+        await asyncio.sleep(0.02)
+        assert backend.attempts == 0
+        user = asyncio.create_task(pool.lease(IMAGE, timeout_s=10).__aenter__())
+        await asyncio.sleep(0.02)
+        assert backend.attempts == 0
+        backend.room = 1
+        await user
+
+    backend = FakeBackend()
+    backend.room = 0
+    drive(body, backend=backend)
 
 
 def test_another_image_takes_the_place_of_an_idle_one() -> None:

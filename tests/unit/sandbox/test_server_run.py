@@ -6,6 +6,8 @@ import base64
 import json
 import os
 import resource
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,12 @@ def _alive(pid: int) -> bool:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _run_apart(code: str) -> None:
+    """In an interpreter of its own: `Processes` changes the process it is made in."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_run_gives_output_and_exit_code(server: ServerClient) -> None:
@@ -100,6 +108,33 @@ def test_k40_setsid_daemon_dies_with_its_command(server: ServerClient) -> None:
     assert server.call("ping")["processes"] == 0
 
 
+def test_k40_orphan_without_pipe_or_group_dies_with_its_command(server: ServerClient) -> None:
+    """Nothing shows it but that it is our child by then: not the leader's group, not its output."""
+    script = "setsid bash -c 'trap \"\" TERM HUP; echo $BASHPID > pid; sleep 300' </dev/null >/dev/null 2>&1 &"
+    server.run('bash -c "$SCRIPT"; until [ -s pid ]; do sleep 0.01; done', env={"SCRIPT": script})
+    assert not _alive(_pid_in((server.work / "pid").read_text()))
+    assert server.call("ping")["processes"] == 0
+
+
+def test_processes_that_were_there_before_are_spared() -> None:
+    """By the counting of the server itself: no child, no walk through /proc; a child, and it is found."""
+    code = """
+import os, signal, time
+from agentrl.sandbox.server.processes import Processes
+processes = Processes()
+assert processes.nothing_below() and processes.below() == set()
+early = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "300")
+before = processes.below()
+assert before == {early} and not processes.nothing_below()
+late = os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "300")
+assert processes.kill_new(before)
+assert processes.below() == {early}
+os.kill(early, signal.SIGKILL)
+assert processes.kill_new(set()) and processes.nothing_below()
+"""
+    _run_apart(code)
+
+
 def test_background_child_that_holds_the_pipe_does_not_block(server: ServerClient) -> None:
     answer = server.run("sleep 300 & echo done", timeout_s=10)
     assert answer["output"] == "done\n"
@@ -138,6 +173,33 @@ def test_k42_kills_are_counted_by_the_control_group(tmp_path: Any, file: str, te
     assert not counter.happened(before, 137)
     (tmp_path / file).write_text(text.replace("oom_kill 2", "oom_kill 3"))
     assert counter.happened(before, 1)
+
+
+def test_k48_commands_inherit_no_descriptor_of_the_server(server: ServerClient) -> None:
+    assert server.run("ls /proc/self/fd")["output"].split() == ["0", "1", "2", "3"]  # 3: the listing's own
+
+
+def test_k48_what_the_server_was_started_with_is_not_passed_on() -> None:
+    code = """
+import os
+os.dup2(os.open("/dev/null", os.O_RDONLY), 40, inheritable=True)
+from agentrl.sandbox.server.processes import Processes
+Processes()
+assert not os.get_inheritable(40) and os.get_inheritable(1)
+"""
+    _run_apart(code)
+
+
+def test_a_folder_that_is_gone_later_is_no_matter(server: ServerClient) -> None:
+    (server.work / "sub").mkdir()
+    assert server.run("rmdir ../sub; echo gone", cwd="sub")["output"] == "gone\n"
+    assert server.run("pwd")["output"] == f"{server.work}\n"
+    assert server.ask("run", command="pwd", timeout_s=5, cwd="sub")["ok"] is False
+
+
+def test_the_shell_is_named_unless_the_caller_names_one(server: ServerClient) -> None:
+    assert server.run("env | grep ^SHELL=")["output"] == "SHELL=/bin/bash\n"
+    assert server.run("env | grep ^SHELL=", env={"SHELL": "/bin/zsh"})["output"] == "SHELL=/bin/zsh\n"
 
 
 def test_long_command(server: ServerClient) -> None:

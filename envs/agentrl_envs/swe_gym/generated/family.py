@@ -8,12 +8,13 @@ change and the hidden tests goes in as one tar, and one pytest session runs in t
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 from collections.abc import Mapping
 
 import msgspec
 
-from agentrl.errors import GradingTimeoutError, SetupFailedError
+from agentrl.errors import CommandTimeoutError, DatasetError, GradingTimeoutError
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.archives import entering, pack
@@ -25,6 +26,7 @@ from agentrl_envs.swe_gym.grading import run_grade_program
 from agentrl_envs.swe_gym.prompts import short_prompt
 from agentrl_envs.swe_gym.verdict import judge
 
+_TASK_ID = re.compile(rf"generated-({'|'.join(split.value for split in Split)})-(\d{{1,12}})")
 _SEED_STRIDE = 50_000
 _TEST_TIMEOUT_S = 60.0
 _COLLECT_TIMEOUT_S = 60.0
@@ -62,6 +64,22 @@ class GeneratedFamily:
         """Endless in every split. Seeds of different `seed` arguments are 50,000 apart."""
         return [self._task(split, seed * _SEED_STRIDE + index) for index in range(start, start + count)]
 
+    def find(self, task_id: str) -> Task:
+        """The task `generated-<split>-<number>`. Raises `DatasetError` for another id."""
+        found = _TASK_ID.fullmatch(task_id)
+        if found is None:
+            splits = ", ".join(split.value for split in Split)
+            raise DatasetError(
+                f"there is no task {task_id!r}",
+                where="environment (swe-gym), dataset `generated`",
+                remedy=f"write generated-SPLIT-NUMBER, as in generated-fresh-0; splits are {splits}",
+            )
+        return self._task(Split(found[1]), int(found[2]))
+
+    def every(self) -> None:
+        """There is no end of generated tasks."""
+        return
+
     def _task(self, split: Split, number: int) -> Task:
         data = msgspec.to_builtins(make_task(number, split))
         return Task(id=f"generated-{split.value}-{number}", environment=self._environment, split=split, data=data)
@@ -83,11 +101,11 @@ class GeneratedFamily:
         left out.
 
         A tree too large to be read, or that cannot be read at all, is an empty patch: the agent made it so.
-        Raises `SetupFailedError` where collecting does not end.
+        Raises `CommandTimeoutError` where collecting does not end.
         """
         result = await sandbox.run(entering(sandbox.workdir) + _COLLECT, timeout_s=_COLLECT_TIMEOUT_S, cwd="/")
         if result.timed_out:
-            raise SetupFailedError(
+            raise CommandTimeoutError(
                 f"the work tree was not collected within {_COLLECT_TIMEOUT_S:.0f} s",
                 where=f"task {task.id}, {sandbox.id}",
             )
@@ -116,7 +134,13 @@ class GeneratedFamily:
         asserted = {**content.fail_to_pass, **content.pass_to_pass}
         shown = [f"{status}: {asserted[test]}" for test, status in verdict.tests.items() if status != "passed"]
         log = "\n".join([how, *verdict.log, *shown])
-        return Grade(reward=float(verdict.resolved), resolved=verdict.resolved, log=log, tests=verdict.tests)
+        return Grade(
+            reward=float(verdict.resolved),
+            resolved=verdict.resolved,
+            log=log,
+            tests=verdict.tests,
+            output=report.output,
+        )
 
     async def _lay_out(self, content: GeneratedTask, task: Task, sandbox: Sandbox, patch: str) -> str | None:
         """The tree to be tested, in the sandbox; how the patch went on, or None where it did not."""

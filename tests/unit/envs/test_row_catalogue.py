@@ -1,0 +1,119 @@
+"""Which image a row runs in, folders of row files, and single tasks by id."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import DatasetError
+from agentrl.trajectory import Split
+from agentrl.wire import TaskCatalog
+from agentrl_envs.swe_gym import SweGymEnvironment, images
+from agentrl_envs.swe_gym.images import image_of
+from agentrl_envs.swe_gym.rows import load_rows, parse_row
+
+GOOD: dict[str, Any] = {
+    "instance_id": "o__r-1",
+    "repo": "o/r",
+    "base_commit": "abc",
+    "patch": "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n",
+    "problem_statement": "a is wrong",
+    "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+    "PASS_TO_PASS": "[]",
+}
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+def test_images(data_folder: Path) -> None:
+    mined = SweGymEnvironment({"dataset": str(data_folder / "mined/instances.jsonl"), "fresh_fraction": 1.0})
+    assert mined.image(mined.tasks(Split.FRESH, start=0, count=1)[0]) == "agentrl/base"
+    path = str(data_folder / "swe_bench/rows_v5.parquet")
+    bench = SweGymEnvironment({"dataset": path, "fresh_fraction": 1.0})
+    assert bench.image(bench.tasks(Split.FRESH, start=0, count=1)[0]).startswith("swebench/sweb.eval")
+    own = SweGymEnvironment({"dataset": path, "fresh_fraction": 1.0, "image": "mine/{id}"})
+    task = own.tasks(Split.FRESH, start=0, count=1)[0]
+    assert own.image(task) == f"mine/{task.id}"
+    assert SweGymEnvironment({"image": "mine"}).image(task) == "mine"
+
+
+def test_published_images() -> None:
+    """Seam of names: the row's own fields in their order, else the publisher's scheme, lower case, no `:latest`."""
+
+    def image(**changes: Any) -> str:
+        row = parse_row(GOOD | changes, place="here")
+        return image_of(row, configured=None, has_bundle=False)
+
+    assert image(instance_id="Project-MONAI__MONAI-7") == "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-7"
+    bench = {"repo": "django/django", "instance_id": "django__django-11049"}
+    assert image(**bench) == "swebench/sweb.eval.x86_64.django_1776_django-11049"
+    named = {"image_name": "a:latest", "docker_image": "b", "image": "c"}
+    assert image(**named) == "a"
+    assert image(**named | {"image_name": ""}) == "b"
+    assert image(image="registry:5000/c:v1") == "registry:5000/c:v1"
+    with pytest.raises(DatasetError, match="field docker_image is int"):
+        image(docker_image=3)
+    row = parse_row(GOOD | {"image": "c:latest"}, place="here")
+    assert image_of(row, configured=None, has_bundle=True) == "c"
+    assert image_of(row, configured="d/{id}:latest", has_bundle=True) == "d/o__r-1"
+
+
+def test_a_bundled_row_runs_in_the_image_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "recipe_names", lambda: frozenset({"o__r-1.5"}))
+    row = parse_row(GOOD | {"version": "1.5", "image": "c"}, place="here")
+    assert image_of(row, configured=None, has_bundle=True) == "agentrl/o__r-1.5"
+    assert image_of(row, configured=None, has_bundle=False) == "c"
+    other = parse_row(GOOD | {"version": "1.6"}, place="here")
+    assert image_of(other, configured=None, has_bundle=True) == "agentrl/base"
+
+
+def test_a_folder_holds_row_files(tmp_path: Path, data_folder: Path) -> None:
+    """Bundles are looked for beside the file that a row is in."""
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a/rows.jsonl", GOOD)
+    write(tmp_path / "rows.jsonl", GOOD | {"instance_id": "o__r-2"})
+    (tmp_path / "a/o__r.bundle").touch()
+    environment = SweGymEnvironment({"dataset": str(tmp_path)})
+    assert [task.id for task in environment.every() or []] == ["o__r-1", "o__r-2"]
+    assert environment.image(environment.find("o__r-1")) == "agentrl/base"
+    assert environment.image(environment.find("o__r-2")).startswith("xingyaoww/")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match=r"no \.jsonl"):
+        SweGymEnvironment({"dataset": str(tmp_path / "empty")})
+    with pytest.raises(DatasetError, match="no such data set file"):
+        SweGymEnvironment({"dataset": str(tmp_path / "none")})
+    assert len(load_rows(str(data_folder), hub_split="train")) == 76
+
+
+def test_the_catalogue(data_folder: Path) -> None:
+    """Rows of every kind and split, whatever `kinds` says; an id that is none names those close to it."""
+    environment = SweGymEnvironment({"dataset": str(data_folder / "mined/instances.jsonl"), "fresh_fraction": 1.0})
+    assert isinstance(environment, TaskCatalog)
+    every = environment.every()
+    assert every is not None
+    assert len(every) == 68
+    fresh = {task.id for task in environment.tasks(Split.FRESH, start=0, count=99)}
+    assert {task.split for task in every if task.id in fresh} == {Split.FRESH}
+    assert environment.find("andialbrecht__sqlparse-40ed3aa958").data["kind"] == "hang_before_fix"
+    with pytest.raises(DatasetError, match="no task") as caught:
+        environment.find("andialbrecht__sqlparse-40ed3aa95")
+    assert "andialbrecht__sqlparse-40ed3aa958" in caught.value.remedy
+    with pytest.raises(DatasetError) as caught:
+        environment.find("40ed3aa958")
+    assert "andialbrecht__sqlparse-40ed3aa958" in caught.value.remedy
+
+
+def test_generated_tasks_are_found_by_id() -> None:
+    environment = SweGymEnvironment({})
+    assert environment.every() is None
+    for split in Split:
+        (task,) = environment.tasks(split, start=7, count=1)
+        assert environment.find(task.id) == task
+    for name in ("generated-fresh", "generated-none-3", "generated-fresh-x", "o__r-1"):
+        with pytest.raises(DatasetError, match="no task") as caught:
+            environment.find(name)
+        assert "generated-fresh-0" in caught.value.remedy
