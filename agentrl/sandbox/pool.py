@@ -9,8 +9,9 @@ Life cycle of a sandbox:
 Invariants: starting + idle + leased + resetting + closing ≤ `size`; starting ≤ `starters`; a sandbox is in
 one state; a lease gets a sandbox in which nothing of an earlier lease is left; no lease waits longer than it
 asked for; after `close` nothing of the pool's lives. A sandbox that has graded serves only to grade from then on:
-hidden tests went through its server's memory, of which a warm fork (an agent's pytest) has a copy. All changes happen in the event loop's thread between
-two awaits, so there are no locks: every change ends in `_pump`, which alone hands out and starts.
+hidden tests went through its server's memory, of which a warm fork (an agent's pytest) has a copy. All changes
+happen in the event loop's thread between two awaits, so there are no locks: every change ends in `_pump`, which
+alone hands out and starts.
 """
 
 from __future__ import annotations
