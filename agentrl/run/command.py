@@ -65,7 +65,7 @@ def train_command(
             where="agent.tools.calls",
             remedy="train with agent.tools.calls=free; required is for `agentrl eval`",
         )
-    env = load_environment(config.environment)
+    env = load_environment(config.environment, recipes=config.sandbox.recipes)
     if dry_run:
         print(dump_toml(config), end="")
         return 0
@@ -200,7 +200,7 @@ def evaluate_command(
     config = load_config(
         preset=preset, file=file, overrides=words, run_dir=str(run_dir or Path("runs") / f"eval-{int(time.time())}")
     )
-    env = load_environment(config.environment)
+    env = load_environment(config.environment, recipes=config.sandbox.recipes)
     if dry_run:
         print(dump_toml(config), end="")
         return 0
@@ -339,7 +339,7 @@ def sft_command(
 
     words = [*overrides, f"--environment.name={environment}"]
     config = load_warm_start(preset=preset, file=file, overrides=words)
-    env = load_environment(config.environment)
+    env = load_environment(config.environment, recipes=config.sandbox.recipes)
     if dry_run:
         print(dump_toml(config), end="")
         return 0

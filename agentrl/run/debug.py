@@ -83,7 +83,7 @@ def refuse_idle(overrides: Sequence[str], reads: Sequence[str]) -> None:
 def open_task(choice: Choice, task_id: str, *, reads: Sequence[str]) -> tuple[RunConfig, Environment, Task]:
     """Configuration, environment and the task of that id. Raises UsageError of every kind."""
     config = resolve(choice, reads=reads)
-    environment = load_environment(config.environment)
+    environment = load_environment(config.environment, recipes=config.sandbox.recipes)
     return config, environment, find_task(environment, task_id)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from agentrl.config import EnvironmentConfig
 from agentrl.errors import ConfigError, UnknownEnvironmentError
-from agentrl.wire import Environment
+from agentrl.sandbox.images import recipe_names
+from agentrl.wire import Environment, RecipeUser
 
 GROUP = "agentrl.envs"
 
@@ -17,8 +19,8 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
-def load_environment(config: EnvironmentConfig) -> Environment:
-    """The environment, constructed with its options.
+def load_environment(config: EnvironmentConfig, *, recipes: Path | None = None) -> Environment:
+    """The environment, constructed with its options; `recipes` is the setting `sandbox.recipes`.
 
     Raises UnknownEnvironmentError that lists the installed names; ConfigError from the environment's own options.
     """
@@ -44,4 +46,6 @@ def load_environment(config: EnvironmentConfig) -> Environment:
         raise ConfigError(
             f"{found[config.name].value} is no Environment", where=config.name, remedy="see agentrl.wire.Environment"
         )
+    if isinstance(environment, RecipeUser):
+        environment.use_recipes(recipe_names(recipes))
     return environment

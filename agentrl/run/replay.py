@@ -50,7 +50,7 @@ def replay_command(choice: Choice, name: str, *, to: int | None, shell: bool) ->
     chat = ChatFormat.load(run / "tokenizer", call_format=tools.call_format, template=tools.chat_template)
     turns = recorded_turns(trajectory, window=min(config.agent.max_tokens, config.policy.max_model_len))
     _check(trajectory, turns, to)
-    environment = load_environment(config.environment)
+    environment = load_environment(config.environment, recipes=config.sandbox.recipes)
     task = find_task(environment, trajectory.task_id)
     with no_verdict_by_accident(), open_bench(config, environment, task, note=note, spare=int(shell)) as bench:
         _head(trajectory, environment, chat, config, bench)

@@ -35,7 +35,7 @@ def verify_command(choice: Choice, *, jobs: int | None, tasks: int | None, out: 
     Raises UsageError, InfrastructureError where nothing can be verified here.
     """
     config = resolve(choice, reads=GRADE_SETTINGS)
-    environment = load_environment(config.environment)
+    environment = load_environment(config.environment, recipes=config.sandbox.recipes)
     chosen = all_tasks(environment, tasks)
     path = out or _default_out(config)
     with no_verdict_by_accident(), Ledger(path, resume=resume) as ledger:

@@ -314,6 +314,15 @@ class TaskFactory(Protocol):
     ) -> FactoryReport: ...
 
 
+@runtime_checkable
+class RecipeUser(Protocol):
+    """What an environment may have beside `Environment`, where images of recipes suit some of its tasks."""
+
+    def use_recipes(self, names: frozenset[str]) -> None:
+        """Which recipes there are: `agentrl/NAME` is an image that can be built. Called once, before anything else."""
+        ...
+
+
 class Expert(Protocol):
     """A scripted solver of an environment's tasks, for demonstrations. An environment may have one as `expert`
     (attribute; None or absent where it has none)."""

@@ -49,6 +49,11 @@ class SweGymEnvironment:
         """Every row, of whatever split and kind; None for generated tasks, which have no end."""
         return self._family.every()
 
+    def use_recipes(self, names: frozenset[str]) -> None:
+        """Bundled trees whose repository and version have a recipe run in its image."""
+        if isinstance(self._family, RowFamily):
+            self._family.recipes = names
+
     def tool_names(self, task: Task) -> tuple[str, ...]:
         return self._family.tool_names(task)
 

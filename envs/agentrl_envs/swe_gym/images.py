@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from agentrl.sandbox.images import recipe_names
 from agentrl_envs.swe_gym.options import BASE_IMAGE
 from agentrl_envs.swe_gym.rows import Row
 
@@ -17,14 +16,14 @@ _SWE_BENCH = frozenset(
 _LATEST = ":latest"
 
 
-def image_of(row: Row, *, configured: str | None, has_bundle: bool) -> str:
+def image_of(row: Row, *, configured: str | None, has_bundle: bool, recipes: frozenset[str]) -> str:
     """The image's name: `configured` ({id} is the instance id), else the recipe of a bundled tree, else the row's
     own, else the base image for a bundled tree and the published name for any other. `:latest` is left out, so that
     one image has one name."""
     if configured is not None:
         return configured.replace("{id}", row.instance_id).removesuffix(_LATEST)
     recipe = recipe_name(row)
-    if has_bundle and recipe in recipe_names():
+    if has_bundle and recipe in recipes:
         return f"agentrl/{recipe}"
     if row.image is not None:
         return row.image.replace("{id}", row.instance_id).removesuffix(_LATEST)

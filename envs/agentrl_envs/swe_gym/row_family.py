@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from agentrl.errors import CommandTimeoutError, ConfigError, DatasetError, SetupFailedError
+from agentrl.sandbox.images import recipe_names
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.archives import entering
@@ -77,6 +78,7 @@ class RowFamily:
     grade_unsubmitted = True
 
     def __init__(self, *, environment: str, options: SweGymOptions) -> None:
+        self.recipes = recipe_names()
         self._environment = environment
         self._options = options
         every = load_rows(options.dataset, hub_split=options.hub_split)
@@ -138,7 +140,8 @@ class RowFamily:
 
     def image(self, task: Task) -> str:
         row = _row(task)
-        return image_of(row, configured=self._options.image, has_bundle=self._tree_ref(row) is not None)
+        bundled = self._tree_ref(row) is not None
+        return image_of(row, configured=self._options.image, has_bundle=bundled, recipes=self.recipes)
 
     def _folder(self, row: Row) -> Path | None:
         """Where a row's bundle lies: the folder of the options, else that of the row's file."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import EnvironmentConfig
 from agentrl.errors import DatasetError
+from agentrl.run.environments import load_environment
 from agentrl.trajectory import Split
 from agentrl.wire import TaskCatalog
-from agentrl_envs.swe_gym import SweGymEnvironment, images
+from agentrl_envs.swe_gym import SweGymEnvironment
 from agentrl_envs.swe_gym.images import image_of
 from agentrl_envs.swe_gym.rows import load_rows, parse_row
 
@@ -46,7 +48,7 @@ def test_published_images() -> None:
 
     def image(**changes: Any) -> str:
         row = parse_row(GOOD | changes, place="here")
-        return image_of(row, configured=None, has_bundle=False)
+        return image_of(row, configured=None, has_bundle=False, recipes=frozenset())
 
     assert image(instance_id="Project-MONAI__MONAI-7") == "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-7"
     bench = {"repo": "django/django", "instance_id": "django__django-11049"}
@@ -58,17 +60,39 @@ def test_published_images() -> None:
     with pytest.raises(DatasetError, match="field docker_image is int"):
         image(docker_image=3)
     row = parse_row(GOOD | {"image": "c:latest"}, place="here")
-    assert image_of(row, configured=None, has_bundle=True) == "c"
-    assert image_of(row, configured="d/{id}:latest", has_bundle=True) == "d/o__r-1"
+    assert image_of(row, configured=None, has_bundle=True, recipes=frozenset()) == "c"
+    assert image_of(row, configured="d/{id}:latest", has_bundle=True, recipes=frozenset()) == "d/o__r-1"
 
 
-def test_a_bundled_row_runs_in_the_image_of_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "recipe_names", lambda: frozenset({"o__r-1.5"}))
-    row = parse_row(GOOD | {"version": "1.5", "image": "c"}, place="here")
-    assert image_of(row, configured=None, has_bundle=True) == "agentrl/o__r-1.5"
-    assert image_of(row, configured=None, has_bundle=False) == "c"
-    other = parse_row(GOOD | {"version": "1.6"}, place="here")
-    assert image_of(other, configured=None, has_bundle=True) == "agentrl/base"
+def test_a_bundled_row_runs_in_the_image_of_its_recipe() -> None:
+    recipes = frozenset({"o__r-1.5"})
+
+    def image(version: str, *, has_bundle: bool, **changes: Any) -> str:
+        row = parse_row(GOOD | {"version": version} | changes, place="here")
+        return image_of(row, configured=None, has_bundle=has_bundle, recipes=recipes)
+
+    assert image("1.5", has_bundle=True, image="c") == "agentrl/o__r-1.5"
+    assert image("1.5", has_bundle=False, image="c") == "c"
+    assert image("1.6", has_bundle=True) == "agentrl/base"
+
+
+def test_recipes_of_the_user_are_known_to_the_rows(tmp_path: Path, data_folder: Path) -> None:
+    """`sandbox.recipes` reaches the environment."""
+    rows = [json.loads(line) for line in (data_folder / "mined/instances.jsonl").read_text().splitlines()]
+    row = rows[0] | {"version": "77"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    for bundle in (data_folder / "mined").glob("*.bundle"):
+        (tmp_path / bundle.name).symlink_to(bundle)
+    (tmp_path / "recipes").mkdir()
+    recipe = f"{row['repo'].replace('/', '__')}-77"
+    (tmp_path / "recipes" / f"{recipe}.txt").write_text("iniconfig==2.0.0\n")
+    config = EnvironmentConfig.model_validate({"dataset": str(tmp_path / "rows.jsonl")})
+    environment = load_environment(config, recipes=tmp_path / "recipes")
+    assert isinstance(environment, TaskCatalog)
+    assert environment.image(environment.find(row["instance_id"])) == f"agentrl/{recipe}"
+    without = load_environment(config)
+    assert isinstance(without, TaskCatalog)
+    assert without.image(without.find(row["instance_id"])) == "agentrl/base"
 
 
 def test_a_folder_holds_row_files(tmp_path: Path, data_folder: Path) -> None:
