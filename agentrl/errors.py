@@ -123,6 +123,10 @@ class ImageMissingError(SandboxError):
     """The image (or root file system) of a task is not here and cannot be built."""
 
 
+class ImageUnfitError(SandboxError):
+    """The image is here but can be no sandbox: it lacks what one needs, or its work tree exceeds the limits."""
+
+
 class SetupFailedError(SandboxError):
     """A task's work tree could not be prepared in a sandbox."""
 
@@ -214,6 +218,7 @@ _TABLE: tuple[tuple[type[BaseException], Handling], ...] = (
     # The first row whose class matches decides, so the special stand above the general.
     (NoSandboxBackendError, Handling(retry=False, graded=False, counted=False)),
     (ImageMissingError, Handling(retry=False, graded=False, counted=False)),
+    (ImageUnfitError, Handling(retry=False, graded=False, counted=False)),
     (PolicyDeadError, Handling(retry=False, graded=False, counted=False)),
     (TrainerError, Handling(retry=False, graded=False, counted=False)),
     (CommandTimeoutError, Handling(retry=True, graded=False, counted=False)),

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import docker
-import docker.errors
 import docker.types
 from sandbox_load import COMMANDS_PER_EPISODE, STARTERS, TIMEOUT_S, Load, in_turn
 from sandbox_report import DOCKER_EXEC, FRESH_CONTAINER
 
 from agentrl.config import SandboxConfig
-from agentrl.sandbox.docker_client import LABEL_DEADLINE, LABEL_HOST, LABEL_OWNER, LABEL_RUN, connect
+from agentrl.sandbox.docker_client import LABEL_RUN, connect, owner_labels, remove_container
 from agentrl.sandbox.images import ensure_docker_image
 from agentrl.sandbox.limits import ENVIRONMENT, SANDBOX_UID, WORKDIR, Limits
 from agentrl.sandbox.owner import Owner
@@ -31,7 +30,6 @@ class Containers:
     """Containers without our server, hardened as ours are; all removed by `close`, or later by the reaper."""
 
     def __init__(self, image: str, limits: Limits, run_id: str) -> None:
-        owner = Owner.current()
         self._image = image
         self._client = connect(TIMEOUT_S)
         self._stop = threading.Event()
@@ -54,12 +52,7 @@ class Containers:
             "working_dir": WORKDIR,
             "entrypoint": "",
             "environment": dict(ENVIRONMENT),
-            "labels": {
-                LABEL_OWNER: str(owner),
-                LABEL_HOST: owner.host,
-                LABEL_RUN: run_id,
-                LABEL_DEADLINE: str(int(time.time() + _LEFT_BEHIND_S)),
-            },
+            "labels": {**owner_labels(Owner.current(), lifetime_s=_LEFT_BEHIND_S), LABEL_RUN: run_id},
         }
 
     def start(self, command: Sequence[str], **options: Any) -> Any:
@@ -116,13 +109,8 @@ class Containers:
         self._threads.shutdown(wait=True, cancel_futures=True)
         with ThreadPoolExecutor(STARTERS) as removers:
             for container in self._client.containers.list(all=True, filters={"label": f"{LABEL_RUN}={self._run_id}"}):
-                removers.submit(_remove, container)
+                removers.submit(remove_container, self._client, container.id)
         self._client.close()
-
-
-def _remove(container: Any) -> None:
-    with contextlib.suppress(docker.errors.APIError):  # gone or going already
-        container.remove(force=True, v=True)
 
 
 def cpu_files(label: str) -> list[Path] | None:

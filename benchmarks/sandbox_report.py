@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,9 +43,9 @@ class Row:
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """The value at `fraction` of the sorted values (nearest rank)."""
+    """The value at `fraction` of the sorted values (nearest rank); NaN where there is none."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else math.nan
 
 
 def levels(rows: Iterable[Row]) -> list[dict[str, Any]]:

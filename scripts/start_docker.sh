@@ -13,11 +13,7 @@ fail() { echo "start_docker: $*" >&2; exit 1; }
 answers 5 && { echo "start_docker: a daemon answers already"; exit 0; }
 [ "$(id -u)" = 0 ] || fail "needs root to install and start a daemon; remedy: sudo $0"
 
-if ! command -v dockerd >/dev/null || ! command -v bwrap >/dev/null; then
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io iptables bubblewrap >&2 \
-    || fail "docker.io could not be installed"
-fi
+bash "$(dirname "$0")/system.sh" docker >&2 || fail "docker.io could not be installed"
 if ! mountpoint -q /sys/fs/cgroup; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq cgroupfs-mount >&2 && cgroupfs-mount \
     || fail "no cgroup file system could be mounted"

@@ -11,6 +11,8 @@ import pytest
 REQUIRED = tuple(filter(None, os.environ.get("AGENTRL_REQUIRE", "").split(",")))
 _skipped: list[str] = []
 
+collect_ignore = ["data"]  # whose logs pytest would read as doctests
+
 # A shell that runs the tests in the background has SIGINT ignored, and every child would inherit that; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

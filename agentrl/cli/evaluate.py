@@ -31,7 +31,10 @@ def register(app: typer.Typer) -> None:
         dry_run: DryRun = False,
         plain: Plain = False,
     ) -> int:
-        """Solve rate and pass@k with intervals; writes trajectories and predictions.jsonl."""
+        """Solve rate and pass@k with intervals.
+
+        Writes trajectories and predictions.jsonl into a run folder; with --reference references.jsonl.
+        """
         from agentrl.run.command import evaluate_command
 
         return evaluate_command(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 
 import typer
 
 from agentrl.errors import AgentRLError, DiskFullError, UsageError
+from agentrl.run.signals import Interrupted, ReaderGone
+
+BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell shows a program that ends by it
 
 app = typer.Typer(
     name="agentrl",
@@ -20,9 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-sandbox_app = typer.Typer(
-    help="Debug on tasks in their sandboxes; look after this machine's sandboxes and images.", no_args_is_help=True
-)
+sandbox_app = typer.Typer(help="Debug in tasks' sandboxes, make tasks, look after the machine.", no_args_is_help=True)
 
 for _name in ("train", "sft", "evaluate", "report", "view", "doctor"):
     importlib.import_module(f"agentrl.cli.{_name}").register(app)
@@ -39,7 +41,7 @@ def fail(error: AgentRLError) -> int:
 
 
 def run() -> int:
-    """Run the command line. 0 done, 1 failed, 2 usage, 3 infrastructure failure, 130 interrupted."""
+    """Run the command line. 0 done, 1 failed, 2 usage, 3 infrastructure failure, 130 interrupted, 141 broken pipe."""
     try:
         return int(app(standalone_mode=False) or 0)
     except AgentRLError as error:
@@ -48,13 +50,13 @@ def run() -> int:
         # What typer finds wrong with a command line says so itself; every kind of it is a usage error.
         getattr(error, "show", lambda: print(f"agentrl: {error}", file=sys.stderr))()
         return UsageError.exit_code
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, Interrupted, typer.Abort):
         print("agentrl: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`agentrl … | head`): nobody is left to tell.
+    except (BrokenPipeError, ReaderGone):
+        # The reader of our output went away (`agentrl … | head`): nobody is left to tell. 1 may be a verdict.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return 1
+        return BROKEN_PIPE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -33,11 +33,11 @@ def stats(hosts: Hosts = None) -> int:
     return show_stats(tuple(hosts or ()))
 
 
-def reap() -> int:
-    """Remove what crashed runs left: containers, control groups, folders."""
+def reap(hosts: Hosts = None) -> int:
+    """Remove what dead runs left: containers, control groups, folders."""
     from agentrl.run.sandboxes import reap_all
 
-    print(reap_all())
+    print(reap_all(tuple(hosts or ())))
     return 0
 
 
@@ -46,10 +46,12 @@ def build(
         list[str] | None, typer.Argument(metavar="[NAME…]", help="Images, e.g. agentrl/base; default: the base image.")
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="bubblewrap, docker or auto.")] = "auto",
-    recipes: Annotated[Path | None, typer.Option("--recipes", help="A folder of further recipes.")] = None,
+    recipes: Annotated[
+        Path | None, typer.Option("--recipes", help="A folder of further recipes, as in sandbox.recipes.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List what can be built here, and build nothing.")] = False,
 ) -> int:
-    """Build images (cached by content)."""
+    """Build images, where they are not built yet."""
     from agentrl.run.sandboxes import build_images, list_images
 
     if list_:

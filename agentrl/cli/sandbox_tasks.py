@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import CONTEXT, OVERRIDES, ConfigFile, Preset
+from agentrl.cli.options import CONTEXT, SOME_OVERRIDES, ConfigFile, Preset
 from agentrl.cli.sandbox_options import AfterDashes, Backend, Data, Env, TaskId, Timeout, choice
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command(cls=AfterDashes, context_settings=CONTEXT, epilog=OVERRIDES)(run)
+    app.command(cls=AfterDashes, context_settings=CONTEXT, epilog=SOME_OVERRIDES)(run)
     for command in (shell, replay, grade, verify):
-        app.command(context_settings=CONTEXT, epilog=OVERRIDES)(command)
+        app.command(context_settings=CONTEXT, epilog=SOME_OVERRIDES)(command)
 
 
 def run(
@@ -28,7 +28,10 @@ def run(
     preset: Preset = None,
     config: ConfigFile = None,
 ) -> int:
-    """Run one command in a fresh sandbox of a task; its output, its exit code."""
+    """One command in a task's sandbox: its output, its exit code.
+
+    One word after `--` is a line for bash; several are a command and its arguments. 124: stopped after --timeout-s.
+    """
     from agentrl.run.debug_run import run_command
 
     chosen = choice(context, env=env, data=data, backend=backend, preset=preset, config=config)
@@ -45,7 +48,11 @@ def shell(
     preset: Preset = None,
     config: ConfigFile = None,
 ) -> int:
-    """A shell in a fresh sandbox of a task, with the agent's tools, the diff and the grade at hand."""
+    """A shell in a task's sandbox, with the agent's tools.
+
+    Diff and grade are at hand too: `:help` lists what there is. Lines may come from a pipe; the exit code is the last
+    line's.
+    """
     from agentrl.run.debug_shell import shell_command
 
     chosen = choice(context, env=env, data=data, backend=backend, preset=preset, config=config)
@@ -55,14 +62,18 @@ def shell(
 def replay(
     context: typer.Context,
     trajectory: Annotated[
-        str, typer.Argument(metavar="RUN/TRAJECTORY", help="A run folder and a trajectory's id, or its beginning.")
+        str,
+        typer.Argument(metavar="RUN/TRAJECTORY", help="A run folder, a slash, and a trajectory's id or its beginning."),
     ],
     to: Annotated[int | None, typer.Option("--to", min=0, help="Stop after this turn; the first is 0.")] = None,
     shell: Annotated[bool, typer.Option("--shell", help="Go on in a shell where the replay ends.")] = False,
     data: Data = None,
     backend: Backend = None,
 ) -> int:
-    """Carry out a recorded trajectory's tool calls in a fresh sandbox and show where outputs differ."""
+    """A recorded episode's tool calls once more: what differs?
+
+    Exit code 0: nothing but what was never recorded. 1: an output or the change differs.
+    """
     from agentrl.run.replay import replay_command
 
     chosen = choice(context, env=None, data=data, backend=backend, preset=None, config=None)
@@ -83,7 +94,10 @@ def grade(
     preset: Preset = None,
     config: ConfigFile = None,
 ) -> int:
-    """Grade a patch in a fresh sandbox: exit code 0 resolved, 1 not resolved, 3 infrastructure failure."""
+    """The grade of a patch, in a fresh sandbox.
+
+    Exit code 0: resolved. 1: not resolved. 3: a machine failed.
+    """
     from agentrl.run.debug_run import grade_command
 
     chosen = choice(context, env=env, data=data, backend=backend, preset=preset, config=config)
@@ -93,8 +107,13 @@ def grade(
 def verify(
     context: typer.Context,
     environment: Annotated[str, typer.Argument(metavar="ENV", help="An installed environment, e.g. swe-gym.")],
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Tasks at once; default: the cores.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Tasks at once; default: the number of cores.")
+    ] = None,
     tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Only the first ones.")] = None,
+    runs: Annotated[
+        int, typer.Option("--runs", min=2, max=100, help="Gradings of the reference; two once a task has taken 15 s.")
+    ] = 6,
     out: Annotated[
         Path | None, typer.Option("--out", help="A line per task; default: runs/sandbox/verify-ENV-DATA.jsonl.")
     ] = None,
@@ -104,8 +123,11 @@ def verify(
     preset: Preset = None,
     config: ConfigFile = None,
 ) -> int:
-    """Prove tasks: no change must fail, the reference must pass. Exit code 0 all valid, 1 not all."""
+    """Prove tasks: no change must fail, the reference must pass.
+
+    Exit code 0: all are valid. 1: one is not. 3: nothing could be verified.
+    """
     from agentrl.run.verify import verify_command
 
     chosen = choice(context, env=environment, data=data, backend=backend, preset=preset, config=config)
-    return verify_command(chosen, jobs=jobs, tasks=tasks, out=out, resume=resume)
+    return verify_command(chosen, jobs=jobs, tasks=tasks, runs=runs, out=out, resume=resume)

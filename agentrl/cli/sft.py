@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         config: ConfigFile = None,
         dry_run: DryRun = False,
     ) -> int:
-        """Warm start: supervised training of the tiny policy on a scripted expert's trajectories."""
+        """Warm start: the tiny policy learns from a scripted expert."""
         from agentrl.run.command import sft_command
 
         return sft_command(

@@ -24,8 +24,12 @@ Image = Annotated[
 ]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, max=256, help="Sandboxes at once.")]
 Backend = Annotated[str | None, typer.Option("--backend", help="bubblewrap, docker or auto.")]
-TestTimeout = Annotated[float, typer.Option("--test-timeout-s", min=0.1, help="How long a single test may take.")]
-Timeout = Annotated[float, typer.Option("--timeout-s", min=1, help="How long a whole test session may take.")]
+TestTimeout = Annotated[
+    float, typer.Option("--test-timeout-s", min=0.1, max=86400, help="How long a single test may take.")
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout-s", min=1, max=86400, help="How long a whole test session may take.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +47,9 @@ def register(app: typer.Typer) -> None:
         max_commits: Annotated[
             int | None, typer.Option("--max-commits", min=1, help="Most commits to look at.")
         ] = None,
-        limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rows wanted in all.")] = None,
+        limit: Annotated[
+            int | None, typer.Option("--limit", min=1, help="Rows wanted in all, earlier ones counted.")
+        ] = None,
         message: Annotated[
             str | None, typer.Option("--message", help="Only commits whose message matches this expression.")
         ] = None,
@@ -58,7 +64,10 @@ def register(app: typer.Typer) -> None:
         preset: Preset = None,
         config: ConfigFile = None,
     ) -> int:
-        """Make tasks from a repository's bug fixes: tests that fail before a commit and pass after it."""
+        """Make tasks from the bug fixes in a repository's history.
+
+        A commit becomes a task where tests fail before it and pass after it. Exit code 0: there are rows. 1: none.
+        """
         from agentrl.run.factory import Machines, mine_command
         from agentrl.wire import MineRequest
 
@@ -91,7 +100,7 @@ def register(app: typer.Typer) -> None:
         out: Out = None,
         name: Name = None,
         commit: Annotated[str | None, typer.Option("--commit", help="Which commit to break; default HEAD.")] = None,
-        count: Annotated[int, typer.Option("--count", min=1, help="Rows wanted in all.")] = 100,
+        count: Annotated[int, typer.Option("--count", min=1, help="Rows wanted in all, earlier ones counted.")] = 100,
         seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same rows.")] = 0,
         per_function: Annotated[int, typer.Option("--per-function", min=1, help="Most rows a function.")] = 2,
         per_file: Annotated[int | None, typer.Option("--per-file", min=1, help="Most rows a file.")] = None,
@@ -106,7 +115,10 @@ def register(app: typer.Typer) -> None:
         preset: Preset = None,
         config: ConfigFile = None,
     ) -> int:
-        """Make tasks by breaking a tested repository, one small bug each, that some of its tests catch."""
+        """Make tasks by breaking a tested repository.
+
+        One small bug each, that some of its tests catch. Exit code 0: there are rows. 1: none.
+        """
         from agentrl.run.factory import Machines, factory_command
         from agentrl.wire import InjectRequest
 

@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
         run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
         port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 0,
     ) -> int:
-        """Serve a page per trajectory on this machine: tokens, log-probabilities, versions, advantages, weights."""
+        """A page per trajectory, served on this machine.
+
+        It shows tokens, log-probabilities, versions, advantages and weights.
+        """
         from agentrl.run.folder import check_run_folder
         from agentrl.telemetry.viewer import serve
 

@@ -13,7 +13,7 @@ from agentrl.config import RunConfig, SandboxConfig
 from agentrl.config.load import build, leaf_keys, load_config, parse_overrides
 from agentrl.errors import AgentRLError, ConfigError, DatasetError, InfrastructureError
 from agentrl.run.environments import load_environment
-from agentrl.run.signals import Interrupted
+from agentrl.run.signals import Interrupted, ReaderGone
 from agentrl.sandbox import Pool, open_pool
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, Task, TaskCatalog
@@ -56,11 +56,19 @@ def resolve(choice: Choice, *, reads: Sequence[str]) -> RunConfig:
     Raises ConfigError, also for an override that the command never reads.
     """
     refuse_idle(choice.overrides, reads)
-    if choice.data is not None and not choice.data.expanduser().exists():
+    if choice.data is not None and not _exists(choice.data):
         raise ConfigError(
             f"there is no {choice.data}", where="--data", remedy="name a file of rows or a folder of them"
         )
     return load_config(preset=choice.preset, file=choice.file, overrides=choice.words())
+
+
+def _exists(path: Path) -> bool:
+    """False also for a name that no file can have (too long, say)."""
+    try:
+        return path.expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def refuse_idle(overrides: Sequence[str], reads: Sequence[str]) -> None:
@@ -174,11 +182,16 @@ async def debug_pool(config: RunConfig, *, size: int, image: str | None = None) 
 
 @contextmanager
 def no_verdict_by_accident() -> Iterator[None]:
-    """In a command whose exit code 1 is a verdict, no failure of ours may look like one: it ends with 3."""
+    """In a command whose exit code 1 is a verdict, no failure of ours may look like one: it ends with 3.
+
+    Raises InfrastructureError, UsageError, Interrupted, and ReaderGone where nobody reads the output.
+    """
     try:
         yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
     except (AgentRLError, Interrupted) as error:
-        if isinstance(error, Interrupted) or error.exit_code != 1:
+        if not isinstance(error, AgentRLError) or error.exit_code != 1:
             raise
         raise InfrastructureError(error.what, where=error.where, remedy=error.remedy) from error
     except Exception as error:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 from agentrl.config import RunConfig
@@ -25,11 +27,13 @@ from agentrl.rollout.deadline import deadline
 from agentrl.rollout.driver import Limits
 from agentrl.run.debug import debug_pool
 from agentrl.run.grading import Grader, retried
+from agentrl.run.signals import Interrupted
 from agentrl.sandbox import Pool
 from agentrl.wire import CommandResult, Environment, Grade, Sandbox, Task
 
 Result = TypeVar("Result")
 
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 _CLOSE_S = 90.0
 # After an interrupt the server has this long to end the command; then its sandbox is given up.
 _INTERRUPT_S = 20.0
@@ -112,7 +116,7 @@ class Bench:
         self._loop.call_soon_threadsafe(self._wanted.put_nowait, answer)
         try:
             self._sandbox = answer.result()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Interrupted):
             self._loop.call_soon_threadsafe(self._abandon)
             raise
         return self._sandbox
@@ -203,12 +207,34 @@ def open_bench(
 ) -> Iterator[Bench]:
     """A bench whose sandbox is prepared; `spare` sandboxes may live beside it (grading needs one).
 
-    Raises InfrastructureError, DatasetError. Everything is given back at the end.
+    Raises InfrastructureError, DatasetError, Interrupted. Everything is given back at the end.
     """
     bench = Bench(config, environment, task, spare=spare, note=note)
-    bench.start()
+    with _ended_by_signals():
+        bench.start()
+        try:
+            bench.renew()
+            yield bench
+        finally:
+            bench.close()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """The first SIGTERM, or SIGHUP where the terminal goes away, raises Interrupted in this (the main) thread; more of
+    them are ignored, so that sandboxes are given back."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted
+
+    # what is ignored (nohup) stays so
+    before = {each: signal.getsignal(each) for each in _ENDS if signal.getsignal(each) is not signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, end)
     try:
-        bench.renew()
-        yield bench
+        yield
     finally:
-        bench.close()
+        for each, handler in before.items():
+            signal.signal(each, handler)

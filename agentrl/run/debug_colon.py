@@ -27,6 +27,7 @@ _APPLY = (
     "code=$?; rm -f $d; exit $code"
 )
 _APPLY_S = 60.0
+MOST_S = 86_400  # as `--timeout-s`
 _FILE_LIMIT = 11 * 1024 * 1024  # the most that a sandbox's server reads at once
 
 
@@ -188,8 +189,9 @@ def _grade(shell: Shell, words: list[str]) -> int:
     patch = _collect(shell)
     bench = shell.bench
     grade = bench.grade(patch)
+    kept = write_grade_log(None, bench.task, bench.environment.image(bench.task), patch, grade)
     print("\n".join(grade_lines(grade)), flush=True)
-    print(f"log: {write_grade_log(None, bench.task, bench.environment.image(bench.task), patch, grade)}", flush=True)
+    print(f"log: {kept}", flush=True)
     return 0 if grade.resolved else 1
 
 
@@ -212,8 +214,8 @@ def _timeout(shell: Shell, words: list[str]) -> int:
     _words("timeout", words, 0, 1)
     if words:
         seconds = _number(words[0])
-        if seconds <= 0:
-            raise ShellError("a time limit is a positive number of seconds")
+        if not 0 < seconds <= MOST_S:
+            raise ShellError(f"a time limit is a number of seconds from 1 to {MOST_S}")
         shell.timeout_s = float(seconds)
     print(f"a line is stopped after {shell.timeout_s:g} s")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,18 @@ from agentrl.errors import UsageError
 from agentrl.rollout.driver import Limits
 from agentrl.run.debug import GRADE_SETTINGS, TASK_SETTINGS, Choice, debug_pool, no_verdict_by_accident, open_task
 from agentrl.run.debug_bench import open_bench
-from agentrl.run.debug_session import OUTPUT_LIMIT
-from agentrl.run.debug_text import INTERRUPTED, exit_code_of, grade_lines, note, show, write_grade_log
+from agentrl.run.debug_session import OUTPUT_LIMIT, bash_line, bash_word
+from agentrl.run.debug_text import (
+    INTERRUPTED,
+    PATCH_BYTES,
+    check_log,
+    exit_code_of,
+    grade_lines,
+    note,
+    printable,
+    show,
+    write_grade_log,
+)
 from agentrl.run.grading import Grader
 from agentrl.run.signals import Interrupted, run_interruptible
 from agentrl.wire import Grade
@@ -27,7 +36,7 @@ def run_command(choice: Choice, task_id: str, words: Sequence[str], *, timeout_s
         raise UsageError("no command is given", where="command line", remedy="agentrl sandbox run ID -- COMMAND…")
     config, environment, task = open_task(choice, task_id, reads=TASK_SETTINGS)
     with no_verdict_by_accident(), open_bench(config, environment, task, note=note) as bench:
-        command = words[0] if len(words) == 1 else shlex.join(words)
+        command = bash_line(words[0]) if len(words) == 1 else " ".join(map(bash_word, words))
         result = bench.run(command, timeout_s=timeout_s, output_limit=OUTPUT_LIMIT)
         show(result.output)
         return exit_code_of(result, timeout_s=timeout_s, interrupted=bench.was_interrupted)
@@ -43,6 +52,8 @@ def grade_command(choice: Choice, task_id: str, *, patch: str | None, reference:
             "what is to be graded?", where="agentrl sandbox grade", remedy="give either --patch FILE or --reference"
         )
     given = read_patch(patch) if patch is not None else None
+    if log is not None:
+        check_log(log)
     config, environment, task = open_task(choice, task_id, reads=GRADE_SETTINGS)
     text = environment.reference_patch(task) if given is None else given
 
@@ -56,20 +67,27 @@ def grade_command(choice: Choice, task_id: str, *, patch: str | None, reference:
         except Interrupted:
             note("interrupted")
             return INTERRUPTED
-        print(f"{task.id}: " + "\n".join(grade_lines(grade)), flush=True)
-        print(f"log: {write_grade_log(log, task, environment.image(task), text, grade)}")
+        kept = write_grade_log(log, task, environment.image(task), text, grade)
+        print(printable(f"{task.id}: ") + "\n".join(grade_lines(grade)), flush=True)
+        print(f"log: {kept}", flush=True)
         return 0 if grade.resolved else 1
 
 
 def read_patch(name: str) -> str:
     """The bytes of a patch file (`-`: stdin), never stripped; bytes that are no UTF-8 as surrogates.
 
-    Raises UsageError.
+    Raises UsageError, also for more than `PATCH_BYTES`.
     """
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        if name != "-":
+            with Path(name).expanduser().open("rb") as file:
+                data = file.read(PATCH_BYTES + 1)
+        else:
+            data = sys.stdin.buffer.read(PATCH_BYTES + 1) if sys.stdin is not None else b""
     except OSError as error:
         raise UsageError(
             f"the patch cannot be read: {error.strerror}", where=name, remedy="name a file, or `-` for stdin"
         ) from error
+    if len(data) > PATCH_BYTES:
+        raise UsageError(f"the patch has more than {PATCH_BYTES >> 20} MiB", where=name, remedy="grade a smaller one")
     return data.decode("utf-8", "surrogateescape")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import SandboxError
 from agentrl.run.debug_bench import Bench
+from agentrl.run.debug_text import note
 from agentrl.wire import CommandResult
 
 OUTPUT_LIMIT = 2_000_000  # bytes; the most that the server keeps of one command
@@ -22,10 +23,12 @@ _STATE_S = 30.0
 # Of one bash and not of the session.
 _OWN = frozenset({"_", "SHLVL", "PWD", "BASH_EXECUTION_STRING"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The trap runs however the line ends, `exit 3` included; `exec` alone escapes it.
+# The trap runs however the line ends, `exit 3` included; `exec` alone escapes it. Entries end with NUL: the folder, the
+# variables, and an empty one where all of them are there (a variable of 128 KiB is more than `env` can be given).
 _LINE = (
-    "{{ : > {state}; }} 2>/dev/null; "
-    "trap '__code=$?; {{ pwd -P; /usr/bin/env -0; }} > {state} 2>/dev/null; exit $__code' EXIT; {unset}eval {line}"
+    "{{ : > {state}; }} 2>/dev/null; trap '__code=$?; "
+    '{{ pwd -P; printf "\\0"; /usr/bin/env -0 && printf "\\0"; }} > {state} 2>/dev/null; '
+    "exit $__code' EXIT; {unset}eval {line}"
 )
 # A plain pytest call changes nothing that is kept, and as it stands the server runs it as it does for the agent.
 _PLAIN = re.compile(r"\s*(?:python3? -m )?pytest(?:[ \t]+[A-Za-z0-9_./:=,@%+-]+)*\s*")
@@ -73,7 +76,7 @@ class ShellSession:
 
     def _execute(self, line: str, *, timeout_s: float) -> CommandResult:
         unset = [name for name, value in self.changed.items() if value is None]
-        script = _LINE.format(state=_STATE, line=shlex.quote(line), unset=f"unset {' '.join(unset)}; " if unset else "")
+        script = _LINE.format(state=_STATE, line=bash_word(line), unset=f"unset {' '.join(unset)}; " if unset else "")
         environment = {name: value for name, value in self.changed.items() if value is not None}
         try:
             return self.bench.run(script, timeout_s=timeout_s, cwd=self.cwd, env=environment, output_limit=OUTPUT_LIMIT)
@@ -84,15 +87,35 @@ class ShellSession:
         return self.bench.run(script, timeout_s=timeout_s, cwd=self.cwd, env=environment, output_limit=OUTPUT_LIMIT)
 
     def _read_back(self) -> dict[str, str] | None:
-        """Take the folder over and give the exported variables; None where the line left no state."""
+        """Take the folder over and give the exported variables; None where the line left none that can be kept."""
         sandbox = self.bench.sandbox
         data = self.bench.call(sandbox.read_file(_STATE, limit_bytes=_STATE_LIMIT, timeout_s=_STATE_S))
-        if not data or len(data) >= _STATE_LIMIT:
+        if not data:
             return None
-        cwd, _, rest = data.partition(b"\n")
-        if cwd.startswith(b"/"):
-            self.cwd = cwd.decode("utf-8", "replace")
+        cwd, _, rest = data.partition(b"\0")
+        if cwd.startswith(b"/"):  # else the line removed the folder it stood in
+            self.cwd = cwd.removesuffix(b"\n").decode("utf-8", "replace")
+        if len(data) >= _STATE_LIMIT or not rest.endswith(b"\0\0"):
+            note("the exported variables are too large to be kept; they are as before this line")
+            return None
         return _parse(rest)
+
+
+def bash_word(text: str) -> str:
+    """`text` as one word of bash; bytes that are no UTF-8 (surrogates in `text`) are spelled out."""
+    quoted = shlex.quote(text)
+    try:
+        quoted.encode()
+    except UnicodeEncodeError:
+        octal = "".join(f"\\{byte:03o}" for byte in text.encode("utf-8", "surrogateescape"))
+        return f"$'{octal}'"
+    return quoted
+
+
+def bash_line(text: str) -> str:
+    """`text` as a line for bash; as `bash_word` where it holds bytes that are no UTF-8."""
+    word = bash_word(text)
+    return f"eval {word}" if word.startswith("$") else text
 
 
 def _parse(data: bytes) -> dict[str, str]:

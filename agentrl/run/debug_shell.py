@@ -43,7 +43,7 @@ class Shell:
         """Read and run lines until `exit`, Ctrl-D or the end of stdin. Raises what no fresh sandbox mends."""
         self.session.begin()
         self._greet()
-        with _line_editor(sys.stdin.isatty()):
+        with _line_editor(_is_terminal()):
             while not self.is_over:
                 try:
                     line = self._read()
@@ -52,7 +52,7 @@ class Shell:
                     self.code = INTERRUPTED
                     continue
                 except EOFError:
-                    if sys.stdin.isatty():
+                    if _is_terminal():
                         print(file=sys.stderr)
                     break
                 self._run(line)
@@ -72,7 +72,7 @@ class Shell:
     def _read(self) -> str:
         """One command, over several lines where bash would ask for more. Raises EOFError, KeyboardInterrupt."""
         line = _next_line(f"{self.bench.task.id}:{self.session.cwd}$ ")
-        while line.strip() and not self._is_complete(line):
+        while line.strip() and "\0" not in line and not self._is_complete(line):
             try:
                 line += "\n" + _next_line("> ")
             except EOFError:
@@ -94,6 +94,8 @@ class Shell:
             self.code, self.is_over = int(words[1]) if len(words) == 2 else self.code, True
             return
         try:
+            if "\0" in line:
+                raise ShellError("a line holds no NUL")
             with self._mended():
                 if self._is_colon(words[0]):
                     self.code = run_colon(self, line.strip()[1:])
@@ -135,14 +137,19 @@ class Shell:
         self.session.begin()
 
 
+def _is_terminal() -> bool:
+    """False also where stdin is closed: Python has none then."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _next_line(prompt: str) -> str:
-    """A line without its end. Raises EOFError."""
-    if sys.stdin.isatty():
+    """A line without its end; bytes that are no UTF-8 as surrogates. Raises EOFError."""
+    if _is_terminal():
         return input(prompt)
-    line = sys.stdin.readline()
+    line = b"" if sys.stdin is None else sys.stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line.removesuffix("\n")
+    return line.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
 
 
 @contextlib.contextmanager

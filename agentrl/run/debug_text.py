@@ -14,6 +14,7 @@ from agentrl.wire import CommandResult, Grade, Task
 
 TIMED_OUT = 124
 INTERRUPTED = 130
+PATCH_BYTES = 40 * 1024 * 1024  # a sandbox takes no larger one, in base 64
 _SHOWN_TESTS = 40
 _SHOWN_LOG_LINES = 12
 # Colours may pass; what moves the cursor, asks the terminal for something or sets its title may not.
@@ -74,6 +75,21 @@ def grade_lines(grade: Grade) -> list[str]:
     return [printable(line) for line in lines]
 
 
+def check_log(path: Path) -> None:
+    """Raise UsageError, before the work, where no log can be written to `path`; what is there stays."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"the log cannot be written: {error.strerror}", where=str(path), remedy="name another file (--log)"
+    )
+
+
 def write_grade_log(path: Path | None, task: Task, image: str, patch: str, grade: Grade) -> Path:
     """The whole grade in a file: how the patch went on, each test's status, all that the tests printed.
 
@@ -95,9 +111,7 @@ def write_grade_log(path: Path | None, task: Task, image: str, patch: str, grade
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes("\n\n".join(parts).encode("utf-8", "surrogateescape") + b"\n")
     except OSError as error:
-        raise UsageError(
-            f"the log cannot be written: {error.strerror}", where=str(path), remedy="name another file (--log)"
-        ) from error
+        raise _unwritable(path, error) from error
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -73,7 +74,7 @@ def factory_command(request: MineRequest | InjectRequest, machines: Machines) ->
     except Interrupted:
         print("interrupted: what was decided is kept, and the same command goes on from there")
         return INTERRUPTED
-    print(describe(report))
+    print(describe(report, recipes=config.recipes))
     return 0 if report.rows else 1
 
 
@@ -105,8 +106,8 @@ def _tell(line: str) -> None:
     print(line, flush=True)
 
 
-def describe(report: FactoryReport) -> str:
-    """The report for a person."""
+def describe(report: FactoryReport, *, recipes: Path | None = None) -> str:
+    """The report for a person; `recipes` is the folder that its rows' images need."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds.items())
     lines = [
         f"{report.rows} rows in {report.folder}"
@@ -118,5 +119,6 @@ def describe(report: FactoryReport) -> str:
     lines += [f"  {count:>{width}}  {reason}" for reason, count in report.left_out.items()]
     lines += [f"note: {note}" for note in report.notes]
     if report.rows:
-        lines.append(f"check them: agentrl sandbox verify swe-gym --data {report.folder}")
+        option = f" --sandbox.recipes {shlex.quote(str(recipes))}" if recipes else ""
+        lines.append(f"check them: agentrl sandbox verify swe-gym --data {shlex.quote(report.folder)}{option}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.chat import END_OF_TURN, ChatFormat
 from agentrl.errors import DatasetError, UsageError
 from agentrl.run.debug import near
-from agentrl.run.folder import check_run_folder
+from agentrl.run.folder import CONFIG, check_run_folder
 from agentrl.trajectory import FinishReason, Purpose, Segment, Span, SpanKind, Trajectory, read_trajectories
 
 _LISTED = 8
@@ -51,12 +51,23 @@ def find_trajectory(name: str) -> tuple[Path, Trajectory]:
             remedy="give RUN/TRAJECTORY, e.g. runs/demo/train-000003-1",
         )
     run = Path(run_name).expanduser()
+    if (Path(name).expanduser() / CONFIG).is_file():  # a run alone: its trajectories are listed
+        run, wanted = Path(name).expanduser(), ""
     check_run_folder(run)
-    files = {file: _ids_in(file) for file in sorted((run / "trajectories").glob("*.parquet"))}
+    files: dict[Path, list[str]] = {}
+    unreadable: DatasetError | None = None
+    for file in sorted((run / "trajectories").glob("*.parquet")):
+        try:
+            files[file] = _ids_in(file)
+        except DatasetError as error:  # which matters where no other file has the trajectory
+            unreadable = error
     known = list(dict.fromkeys(each for ids in files.values() for each in ids))
     found = [wanted] if wanted in known else [each for each in known if each.startswith(wanted)]
+    if not found and unreadable is not None:
+        raise unreadable
     if len(found) != 1:
         what = f"no trajectory {wanted!r}" if not found else f"{len(found)} trajectories begin with {wanted!r}"
+        what = what if wanted else f"{name!r} is a run with {len(known)} trajectories, and names none of them"
         shown = ", ".join(found[:_LISTED]) + (", …" if len(found) > _LISTED else "")
         raise UsageError(
             what, where=str(run / "trajectories"), remedy=f"name one: {shown}" if found else near(wanted, known)

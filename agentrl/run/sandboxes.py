@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.config import SandboxConfig
 from agentrl.config.load import build
+from agentrl.errors import ConfigError
 from agentrl.run.debug_text import printable
 from agentrl.sandbox import choose_backend, reap
+from agentrl.sandbox.backend import docker_fault
 from agentrl.sandbox.images import BASE_IMAGE, OWN_PREFIX, ensure_docker_image, ensure_rootfs, recipe_names
 from agentrl.sandbox.listing import HostInfo, SandboxInfo, list_sandboxes, summary
 
@@ -26,10 +29,13 @@ def build_images(names: Sequence[str], backend: str, recipes: Path | None) -> It
     """Build images (none named: the base image) for a backend; what each is called there, one after the other.
     `recipes` is a folder of further recipes.
 
-    Raises ConfigError, ImageMissingError that lists the names, SandboxError.
+    Raises ConfigError (a name that is none lists those there are), ImageMissingError, SandboxError.
     """
     config = build(SandboxConfig, {"backend": backend, "recipes": recipes}, where="--backend, --recipes")
     wanted = [name if name.startswith(OWN_PREFIX) else f"{OWN_PREFIX}{name}" for name in names] or [BASE_IMAGE]
+    known = list_images(recipes)
+    if wrong := [name for name in wanted if name.partition(":")[0] not in known]:
+        raise ConfigError(f"no image {wrong[0]} is built here", where="NAME", remedy=f"known: {', '.join(known)}")
     if choose_backend(config) == "bubblewrap":
         yield from (str(ensure_rootfs(name, recipes=recipes)) for name in wanted)
         return
@@ -43,10 +49,13 @@ def build_images(names: Sequence[str], backend: str, recipes: Path | None) -> It
         client.close()
 
 
-def reap_all() -> str:
-    """Remove what dead runs left behind; one line that says what."""
-    found = reap()
-    removed = f"removed {found.containers} containers and {found.cgroups} control groups of runs that are gone"
+def reap_all(hosts: tuple[str, ...] = ()) -> str:
+    """Remove what dead runs left behind, here and on the Docker daemons `hosts`; one line that says what."""
+    found = reap(hosts=hosts)
+    removed = (
+        f"removed {found.containers} containers, {found.cgroups} control groups, {found.folders} folders of runs that "
+        f"are gone, and {found.volumes} volumes of images that are gone"
+    )
     return removed + (f"; containers could not be looked at: {found.unreachable}" if found.unreachable else "")
 
 
@@ -56,13 +65,16 @@ def reap_all() -> str:
 def show_sandboxes(hosts: tuple[str, ...]) -> int:
     """Print every sandbox of this machine and its daemons, oldest first; the exit code."""
     found = list_sandboxes(hosts)
+    silent = [fault for host in hosts if (fault := docker_fault(hosts=(host,)))]
+    for fault in silent:
+        print(fault, file=sys.stderr)
     if not found:
         print("no sandbox lives here")
-        return 0
+        return 3 if silent else 0
     heads = ("ID", "BACKEND", "RUN", "IMAGE", "STATE", "AGE", "OWNER", "MEMORY", "PROCESSES")
     for line in table([heads, *(_row(each) for each in found)]):
         print(printable(line))
-    return 0
+    return 3 if silent else 0
 
 
 def _row(each: SandboxInfo) -> tuple[str, ...]:

@@ -17,6 +17,10 @@ class Interrupted(Exception):
     """A signal ended the work; everything it had started is closed."""
 
 
+class ReaderGone(Exception):
+    """Whoever read our output went away (`agentrl … | head`): SIGPIPE, as Python has it, before click calls it 1."""
+
+
 def run_interruptible(work: Coroutine[Any, Any, Result]) -> Result:
     """Run `work` to its end. A signal cancels it once, so that its clean-up is not cut short by an impatient second.
 

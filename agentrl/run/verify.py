@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Self
 import msgspec
 
 from agentrl.config import RunConfig
-from agentrl.errors import AgentRLError, DatasetError, UsageError, disk_full_is_typed
+from agentrl.errors import AgentRLError, DatasetError, InfrastructureError, UsageError, disk_full_is_typed
 from agentrl.rollout.driver import Limits
 from agentrl.run.debug import GRADE_SETTINGS, SCRATCH, Choice, all_tasks, debug_pool, no_verdict_by_accident, resolve
 from agentrl.run.debug_text import INTERRUPTED, file_name, note, printable
@@ -28,7 +29,9 @@ from agentrl.wire import Environment, Task
 _LISTED = 50
 
 
-def verify_command(choice: Choice, *, jobs: int | None, tasks: int | None, out: Path | None, resume: bool) -> int:
+def verify_command(
+    choice: Choice, *, jobs: int | None, tasks: int | None, runs: int, out: Path | None, resume: bool
+) -> int:
     """Verify an environment's tasks, `jobs` at once; 0 where all are valid, 1 where not all are.
 
     A line per task goes to `out` as it is known; with `resume` those that have a line are not verified again.
@@ -41,11 +44,12 @@ def verify_command(choice: Choice, *, jobs: int | None, tasks: int | None, out: 
     with no_verdict_by_accident(), Ledger(path, resume=resume) as ledger:
         waiting = [task for task in chosen if task.id not in ledger.known]
         counted = [ledger.known[task.id] for task in chosen if task.id in ledger.known]
+        faults: list[str] = []
         if counted:
             note(f"{len(counted)} of {len(chosen)} tasks have their verdict in {path}")
         interrupted = False
         try:
-            run_interruptible(_verify(config, environment, waiting, jobs or _cores(), ledger, counted))
+            run_interruptible(_verify(config, environment, waiting, jobs or _cores(), runs, ledger, counted, faults))
         except Interrupted:
             interrupted = True
         except AgentRLError:
@@ -55,6 +59,12 @@ def verify_command(choice: Choice, *, jobs: int | None, tasks: int | None, out: 
     if interrupted:
         note(f"interrupted; the same command with --resume --out {path} goes on")
         return INTERRUPTED
+    if faults:
+        raise InfrastructureError(
+            f"a fault of the program with {len(faults)} tasks, which have no verdict",
+            where=printable(", ".join(faults[:5])),
+            remedy="AGENTRL_TRACEBACK=1 shows where; report it",
+        )
     return int(any(each.verdict is not Verdict.VALID for each in counted))
 
 
@@ -73,10 +83,13 @@ async def _verify(
     environment: Environment,
     tasks: Sequence[Task],
     jobs: int,
+    runs: int,
     ledger: Ledger,
     counted: list[TaskVerdict],
+    faults: list[str],
 ) -> None:
-    """Verify `tasks`; each verdict goes into the ledger and to `counted` at once."""
+    """Verify `tasks`; each verdict goes into the ledger and to `counted` at once. A task that brings the program down
+    goes to `faults`, by its id: the others are verified all the same."""
     if not tasks:
         return
     total, waiting = len(counted) + len(tasks), iter(tasks)
@@ -87,10 +100,19 @@ async def _verify(
 
             async def work() -> None:
                 for task in waiting:
-                    verdict = await verify_task(grader, task)
-                    ledger.add(verdict)
-                    counted.append(verdict)
-                    progress.tell(verdict, counted)
+                    try:
+                        verdict = await verify_task(grader, task, runs=runs)
+                        ledger.add(verdict)
+                    except AgentRLError:
+                        raise
+                    except Exception as error:
+                        if os.environ.get("AGENTRL_TRACEBACK"):
+                            traceback.print_exception(error)
+                        progress.say(f"{task.id}: a fault of the program: {type(error).__name__}: {error}")
+                        faults.append(task.id)
+                    else:
+                        counted.append(verdict)
+                        progress.tell(verdict, counted)
 
             for _ in range(jobs):
                 group.create_task(work())
@@ -104,7 +126,7 @@ def _summarise(counted: Sequence[TaskVerdict], total: int, path: Path) -> None:
             print(f"  {verdict.value:17} {counts[verdict]:5}")
     bad = [each for each in counted if each.verdict is not Verdict.VALID]
     for each in bad[:_LISTED]:
-        print(printable(f"{each.verdict.value}: {each.task}: {each.reason}"))
+        print(printable(" ".join(f"{each.verdict.value}: {each.task}: {each.reason}".split())))
     if len(bad) > _LISTED:
         print(f"… {len(bad) - _LISTED} more")
     print(f"verdicts: {path}")
@@ -148,7 +170,7 @@ class Progress:
             text = (
                 f"{len(counted)}/{self._total} {verdict.task} {verdict.verdict.value} ({verdict.seconds:.1f} s){reason}"
             )
-            self._print(printable(text))
+            self._print(printable(" ".join(text.split())))
         if self._bar is not None:
             counts = Counter(each.verdict.value for each in counted)
             self._bar(len(counted), ", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -164,13 +186,14 @@ class Ledger:
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
         self.known: dict[str, TaskVerdict] = {}
-        if path.exists() and path.stat().st_size and not resume:
-            raise UsageError(
-                f"{path} is used", where="--out", remedy="go on with it (--resume), name another file, or remove it"
-            )
         try:
+            if path.is_file() and path.stat().st_size and not resume:
+                raise UsageError(
+                    f"{path} is used", where="--out", remedy="go on with it (--resume), name another file, or remove it"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            # unbuffered, so that what a full disk refused is not tried again when the file is closed
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}", where="--out") from error
         try:
@@ -193,6 +216,8 @@ class Ledger:
 
     def _read(self) -> None:
         """Take the lines in; a last one that was cut while it was written is removed."""
+        if not self.path.is_file():  # a device or pipe remembers nothing, and may have no end
+            return
         self._file.seek(0)
         data = self._file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -209,6 +234,7 @@ class Ledger:
 
     def add(self, verdict: TaskVerdict) -> None:
         """Write a line. Raises DiskFullError."""
+        line = memoryview(msgspec.json.encode(verdict) + b"\n")
         with disk_full_is_typed(self.path):
-            self._file.write(msgspec.json.encode(verdict) + b"\n")
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]

@@ -161,3 +161,14 @@ def choose_backend(config: SandboxConfig) -> BackendName:
         where=f"sandbox.backend={config.backend}",
         remedy="; or ".join(remedies),
     )
+
+
+def make_backend(config: SandboxConfig, run_id: str) -> Backend:
+    """The backend that `config` means here, with nothing started. Blocks and raises as `choose_backend`."""
+    if choose_backend(config) == "docker":
+        from agentrl.sandbox.docker import DockerBackend  # its SDK takes 0.2 s to import
+
+        return DockerBackend(config, run_id=run_id)
+    from agentrl.sandbox.bubblewrap import BubblewrapBackend
+
+    return BubblewrapBackend(config, run_id=run_id)

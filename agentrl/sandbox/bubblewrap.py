@@ -365,16 +365,16 @@ class BubblewrapBackend:
             channel = await Channel.over(spawned.stdio)
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: _TailProtocol(channel.stderr), sock=spawned.stderr)
+            machine = BubblewrapMachine(
+                id=f"bwrap:{name}",
+                image=image,
+                channel=channel,
+                spawned=spawned,
+                on_closed=self._machines.discard,
+            )
         except BaseException:
             _spawner(os.getpid()).submit(spawned.discard)
             raise
-        machine = BubblewrapMachine(
-            id=f"bwrap:{name}",
-            image=image,
-            channel=channel,
-            spawned=spawned,
-            on_closed=self._machines.discard,
-        )
         self._machines.add(machine)
         return machine
 

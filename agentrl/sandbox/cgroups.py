@@ -78,9 +78,18 @@ class Cgroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """The directories of one sandbox of whatever process: controller → folder (the same ones in version 2). The
+    owner's `host` is empty where it is of another PID name space."""
+
+    owner: Owner
+    sandbox: str
+    folders: dict[str, Path]
+
+
+@dataclass(frozen=True, slots=True)
 class CgroupTree:
-    """Where this process may make cgroups. `bases` is one folder per controller (the same one in version
-    2)."""
+    """Where this process may make cgroups. `bases` is one folder per controller (the same one in version 2)."""
 
     version: int
     bases: dict[str, Path]
@@ -118,8 +127,7 @@ class CgroupTree:
         return cls(version=2, bases=dict.fromkeys(_CONTROLLERS, base)) if {"memory", "pids"} <= set(enabled) else None
 
     def create(self, name: str, limits: Limits, *, owner: Owner) -> Cgroup:
-        """Make the directories of sandbox `name` with its limits set. Raises OSError, leaving nothing
-        behind."""
+        """Make the directories of sandbox `name` with its limits set. Raises OSError, leaving nothing behind."""
         leaf = f"{_PREFIX}{owner.pid_namespace}-{owner.pid}-{owner.started}-{name}"
         folders = {base / leaf: None for base in self.bases.values()}
         oom = "memory.oom_control" if self.version == 1 else "memory.events"
@@ -132,8 +140,7 @@ class CgroupTree:
         except OSError:
             group.try_remove()
             raise
-        # Swap would let a sandbox take more memory than it is given; kernels without swap accounting lack the
-        # file.
+        # Swap would let a sandbox take more memory than it is given; kernels without swap accounting lack the file.
         swap = "memory.memsw.limit_in_bytes" if self.version == 1 else "memory.swap.max"
         with contextlib.suppress(OSError):
             most = limits.memory_bytes if self.version == 1 else 0
@@ -156,20 +163,25 @@ class CgroupTree:
                 settings.append((self.bases["cpu"] / leaf / "cpu.max", f"{quota} {_CPU_PERIOD_US}"))
         return settings
 
-    def leftovers(self) -> list[Cgroup]:
-        """Cgroups of this PID name space's owners that are dead, by the names of their directories."""
+    def sandboxes(self) -> list[Found]:
+        """Whose directories there are, by their names; of some a controller's may be missing."""
+        by_leaf: dict[str, dict[str, Path]] = {}
+        for controller, base in self.bases.items():
+            for folder in base.glob(f"{_PREFIX}*-*-*-*"):
+                by_leaf.setdefault(folder.name, {})[controller] = folder
         here = Owner.current()
-        by_leaf: dict[str, list[Path]] = {}
-        for base in dict.fromkeys(self.bases.values()):
-            for folder in base.glob(f"{_PREFIX}{here.pid_namespace}-*-*-*"):
-                by_leaf.setdefault(folder.name, []).append(folder)
         found = []
         for leaf, folders in by_leaf.items():
-            pid, started = leaf.removeprefix(_PREFIX).split("-")[1:3]
-            owner = Owner.parse(f"{pid}:{started}", here.host)
-            if owner is not None and owner.is_known_dead():
-                found.append(Cgroup(folders=tuple(folders), oom_file=folders[0] / "memory.oom_control"))
+            namespace, pid, started, sandbox = leaf.removeprefix(_PREFIX).split("-", 3)
+            owner = Owner.parse(f"{pid}:{started}", here.host if namespace == here.pid_namespace else "")
+            if owner is not None:
+                found.append(Found(owner, sandbox, folders))
         return found
+
+    def leftovers(self) -> list[Cgroup]:
+        """Cgroups of owners that are known to be dead."""
+        dead = [tuple(dict.fromkeys(each.folders.values())) for each in self.sandboxes() if each.owner.is_known_dead()]
+        return [Cgroup(folders=folders, oom_file=folders[0] / "memory.oom_control") for folders in dead]
 
 
 def _own_groups(root: Path, membership: Path = Path("/proc/self/cgroup")) -> list[Path]:

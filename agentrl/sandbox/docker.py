@@ -7,6 +7,7 @@ an image that must be pulled, have it. A daemon that gives no answer is left out
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import secrets
@@ -48,7 +49,7 @@ class DockerBackend:
         self._own: set[str] = set()
         self._returns: set[asyncio.Task[None]] = set()
         for host in self.hosts:
-            host.on_return(lambda host=host: self._came_back(host))  # type: ignore[misc]
+            host.on_return(functools.partial(self._came_back, host))
 
     def free_room(self) -> int | None:
         """As `Backend.free_room`; None where no daemon answers, so that starts say so."""

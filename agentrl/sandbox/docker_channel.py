@@ -60,9 +60,9 @@ class Door:
         """Raises OSError."""
         leaf = f"{owner.pid_namespace}-{owner.pid}-{owner.started}-{secrets.token_hex(4)}"
         self.folder = _private(runtime_folder()) / leaf
-        self.folder.mkdir(mode=0o700)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            self.folder.mkdir(mode=0o700)
             path = self.folder / _SOCKET
             self._listener.bind(str(path))
             self._listener.listen(1)
@@ -80,8 +80,20 @@ class Door:
 
     async def accept(self) -> socket.socket:
         """The server's connection, non-blocking. The caller sets a deadline, and closes the door."""
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-        return connection
+        # Not the loop's own `sock_accept`: where a cancellation meets a connection it fails, and loses that.
+        loop = asyncio.get_running_loop()
+        knock = asyncio.Event()
+        loop.add_reader(self._listener.fileno(), knock.set)
+        try:
+            while True:
+                await knock.wait()
+                knock.clear()
+                with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+                    connection, _ = self._listener.accept()
+                    connection.setblocking(False)
+                    return connection
+        finally:
+            loop.remove_reader(self._listener.fileno())
 
     def close(self) -> None:
         """Nobody comes in any more; nothing stays on the disk. May be called again."""
@@ -100,7 +112,11 @@ def reap_folders() -> int:
     """Remove the folders of dead owners; how many."""
     here = Owner.current()
     removed = 0
-    for folder in runtime_folder().glob(f"{here.pid_namespace}-*-*-*"):
+    runtime = runtime_folder()
+    with contextlib.suppress(OSError):
+        if runtime.lstat().st_uid != os.getuid():
+            return 0  # another user has made what should be ours: nothing in it is
+    for folder in runtime.glob(f"{here.pid_namespace}-*-*-*"):
         pid, started = folder.name.split("-")[1:3]
         owner = Owner.parse(f"{pid}:{started}", here.host)
         if owner is not None and owner.is_known_dead():

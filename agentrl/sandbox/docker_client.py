@@ -70,15 +70,15 @@ def unreachable(error: Exception, address: str) -> DaemonUnreachableError:
 
 def gave_no_answer(error: BaseException) -> bool:
     """Whether `error` means that the daemon said nothing at all (rather than that it refused)."""
-    return isinstance(error, DAEMON_ERRORS) and not isinstance(error, docker.errors.APIError)
+    return isinstance(error, DAEMON_ERRORS) and not isinstance(error, docker.errors.APIError | docker.errors.BuildError)
 
 
-def owner_labels(owner: Owner) -> dict[str, str]:
-    """What a container must carry so that the reaper knows whose it is, and its last day."""
+def owner_labels(owner: Owner, *, lifetime_s: float = MAX_AGE_S) -> dict[str, str]:
+    """What a container must carry so that the reaper knows whose it is, and when its time is over."""
     return {
         LABEL_OWNER: str(owner),
         LABEL_HOST: owner.host,
-        LABEL_DEADLINE: str(int(time.time() + MAX_AGE_S)),
+        LABEL_DEADLINE: str(int(time.time() + lifetime_s)),
     }
 
 

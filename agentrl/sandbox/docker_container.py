@@ -84,7 +84,7 @@ def create(client: docker.DockerClient, plan: Plan) -> str:
         sysctls=_sysctls(plan),
     )
     created = api.create_container(
-        plan.image.tag,
+        plan.image.image_id,
         list(plan.image.equipment.command),
         name=plan.name,
         hostname="sandbox",
@@ -123,9 +123,10 @@ def attach(client: docker.DockerClient, container: str, *, address: str, stdio: 
             where=named(address),
             remedy="name it by a unix:// or plain tcp:// address",
         )
-    # Ours by duplicate, so that the SDK's response object may close its own at any time.
+    # Ours by duplicate; the SDK's own is closed now, not whenever its response object (a cycle) is collected.
     ours = raw.dup()
     theirs.close()
+    raw.close()
     ours.setblocking(False)
     return ours
 

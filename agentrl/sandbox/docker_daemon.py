@@ -34,8 +34,8 @@ class Clients:
 
     def __init__(self, address: str, config: SandboxConfig) -> None:
         """Blocking. Raises `DaemonUnreachableError`."""
+        self.questions = connect(_QUESTION_TIMEOUT_S, address)  # first: a daemon that hangs is found out soon
         self.starts = connect(config.start_timeout_s, address)
-        self.questions = connect(_QUESTION_TIMEOUT_S, address)
         self.images = connect(_IMAGE_TIMEOUT_S, address)
         try:
             self.records = UseRecords(str(self.questions.info().get("ID") or named(address)))
@@ -108,13 +108,16 @@ class Daemon:
                 await asyncio.get_running_loop().run_in_executor(workers, look)
             except (*DAEMON_ERRORS, DaemonUnreachableError):
                 continue
+            except Exception:
+                log.exception("%s cannot be asked whether it is back", named(self.address))
+                continue
             log.warning("%s answers again", named(self.address))
             self.away = None
             self._on_return()
             return
 
     async def stop(self) -> None:
-        """Ask no more, and give up pulls."""
+        """Ask no more, and give up pulls and what else images wait for."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)

@@ -23,16 +23,18 @@ from pathlib import Path
 import docker
 import docker.errors
 import docker.types
+import requests
 
-from agentrl.sandbox.docker_client import CONFLICT, LABEL_IMAGE, NOT_FOUND, owner_labels
+from agentrl.sandbox.docker_client import CONFLICT, LABEL_IMAGE, NOT_FOUND, owner_labels, remove_container
 from agentrl.sandbox.foreign import stale_volumes
-from agentrl.sandbox.images import BASE_IMAGE, cache_root, image_hash
+from agentrl.sandbox.images import BASE_IMAGE, OWN_PREFIX, cache_root, image_hash
 from agentrl.sandbox.owner import Owner
 
 log = logging.getLogger("agentrl.sandbox")
 
 KEEP_S = 600.0
 """An image used so lately is not removed: another process may be about to start it."""
+_LOOK_S = 30.0
 _STATVFS = "import os; s = os.statvfs('/'); print(s.f_frsize * (s.f_blocks - s.f_bfree), s.f_frsize * s.f_bavail)"
 
 
@@ -111,7 +113,7 @@ def images_of(client: docker.DockerClient, records: UseRecords) -> list[ImageUse
         known = (*names, *(found.get("RepoDigests") or ()))
         built = LABEL_IMAGE in (found.get("Labels") or {})  # which images built upon ours inherit: so names count too
         if built:
-            ours = tuple(name for name in names if name.startswith("agentrl/"))
+            ours = tuple(name for name in names if name.startswith(OWN_PREFIX))
         else:
             ours = tuple(name for name in known if pulled_as is not None and name in (pulled_as, f"{pulled_as}:latest"))
         uses.append(
@@ -213,19 +215,25 @@ def disk_bytes(client: docker.DockerClient, *, local: bool) -> tuple[int, int] |
     if local and os.path.isdir(root):
         found = shutil.disk_usage(root)
         return found.used, found.free
-    tag = f"{BASE_IMAGE}:{image_hash()}"
     try:
-        said = client.containers.run(
-            tag,
+        container = client.containers.create(  # not `run`, which pulls what is not there
+            f"{BASE_IMAGE}:{image_hash()}",
             ["/usr/bin/python3", "-I", "-c", _STATVFS],
-            remove=True,
             network_mode="none",
             read_only=True,
             cap_drop=["ALL"],
             labels=owner_labels(Owner.current()),
             log_config=docker.types.LogConfig(type="json-file"),
         )
-    except (docker.errors.ImageNotFound, docker.errors.ContainerError):
+    except docker.errors.ImageNotFound:
         return None
+    try:
+        container.start()
+        container.wait(timeout=_LOOK_S)
+        said = container.logs(stdout=True, stderr=False)
+    except requests.ReadTimeout:  # a loaded machine
+        return None
+    finally:
+        remove_container(client, container.id)
     fields = bytes(said).split()
     return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(bytes.isdigit, fields)) else None

@@ -135,8 +135,14 @@ class DockerHost:
             clients = self._daemon.clients()
             if clients.store.find(image) is None:
                 self._make_room(clients)
-            prepared, pulled = clients.store.prepare(image)
-            clients.records.note(prepared.image_id, pulled_as=image if pulled else None)
+            pulled = []
+
+            def note(image_id: str) -> None:
+                pulled.append(image_id)
+                clients.records.note(image_id, pulled_as=image)
+
+            prepared = clients.store.prepare(image, on_pulled=note)
+            clients.records.note(prepared.image_id)
             if pulled:
                 self._make_room(clients)
             return prepared
@@ -170,7 +176,9 @@ class DockerHost:
                 container, link = await self._start(name, image, prepared, timeout_s)
         except BaseException as error:
             self._discard(name)
-            self.failures += isinstance(error, SandboxStartError | TimeoutError)
+            if isinstance(error, SandboxStartError | TimeoutError):
+                self.failures += 1
+                self._doubt(image)
             if isinstance(error, TimeoutError):
                 raise SandboxStartError(
                     f"the container did not start within {timeout_s:g} s",
@@ -180,6 +188,13 @@ class DockerHost:
             raise
         self.failures = 0
         return DockerMachine(image=image, container=container, name=name, link=link, host=self)
+
+    def _doubt(self, image: str) -> None:
+        """A start failed. Volumes that were removed meanwhile would come back empty, so a foreign image is looked at
+        anew, which takes a second where all is there."""
+        prepared = self._prepared.get(image)
+        if prepared is not None and prepared.equipment.volumes:
+            del self._prepared[image]
 
     async def _start(self, name: str, image: str, prepared: Prepared, timeout_s: float) -> tuple[str, Link]:
         """Over the socket where it works or has not been tried yet, else over stdin and stdout."""
@@ -304,6 +319,8 @@ class DockerHost:
         """Remove the container. Where the daemon is away it is removed when that is back, or by the reaper."""
         try:
             fault = await asyncio.get_running_loop().run_in_executor(self._removers, self._remove, name)
+        except RuntimeError:  # after `close`, which removed everything itself
+            return
         finally:
             self._names.discard(name)
         if fault is not None:
@@ -311,6 +328,8 @@ class DockerHost:
 
     def _remove(self, name: str) -> Exception | None:
         """Blocking; the error that left it there."""
+        if (fault := self.away) is not None:
+            return fault  # not to wait for it once for each: all are removed when it is back
         try:
             remove_container(self._daemon.clients().starts, name)
         except (*DAEMON_ERRORS, DaemonUnreachableError) as error:
@@ -339,7 +358,7 @@ class DockerHost:
     def _close(self) -> None:
         self._starters.shutdown(wait=True, cancel_futures=True)
         self._image_workers.shutdown(wait=False, cancel_futures=True)
-        self._removers.shutdown(wait=True)
+        self._removers.shutdown(wait=True, cancel_futures=True)  # what waits there is swept below
         try:
             self._sweep(frozenset())
         except (*DAEMON_ERRORS, DaemonUnreachableError) as error:

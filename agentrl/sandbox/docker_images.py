@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,11 @@ import urllib3.exceptions
 from agentrl.errors import ImageMissingError
 from agentrl.sandbox import foreign
 from agentrl.sandbox.docker_client import NOT_FOUND, gave_no_answer, named, unreachable
-from agentrl.sandbox.images import ensure_docker_image
+from agentrl.sandbox.images import OWN_PREFIX, ensure_docker_image
 from agentrl.sandbox.limits import ENVIRONMENT, SERVER_COMMAND, Limits
 
 log = logging.getLogger("agentrl.sandbox")
 
-OWN_PREFIX = "agentrl/"
 PULL_TIMEOUT_S = 1800.0  # in all
 SILENCE_S = 180.0  # of tries that brought nothing
 _FIRST_PAUSE_S = 1.0
@@ -51,7 +50,8 @@ _PASSING = ("toomanyrequests", "too many requests", "no such host", "server misb
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An image that containers can be made of now: its tag there, its id, and what its containers need."""
+    """An image that containers can be made of now: its tag there, its id (of which they are made: the tag may be
+    given to another image), and what its containers need."""
 
     tag: str
     image_id: str
@@ -83,7 +83,7 @@ class ImageStore:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Give up pulls and the waits between them."""
+        """Give up pulls, the waits between them, and the filling of volumes."""
         self._stop.set()
 
     def find(self, image: str) -> str | None:
@@ -95,22 +95,26 @@ class ImageStore:
         except requests.RequestException as error:
             raise unreachable(error, self._address) from error
 
-    def prepare(self, image: str) -> tuple[Prepared, bool]:
-        """Have `image`; whether it had to be pulled. May take minutes.
+    def prepare(self, image: str, *, on_pulled: Callable[[str], None]) -> Prepared:
+        """Have `image`. May take minutes. Where it had to be pulled `on_pulled(image id)` is called as soon as it is
+        there, so that it is known for ours whatever comes.
 
         Raises `ImageMissingError`, `DaemonUnreachableError`, and what building raises."""
         if is_own(image):
             tag = ensure_docker_image(self._client, image, recipes=self._recipes)
             equipment = foreign.Equipment(command=SERVER_COMMAND, volumes={}, environment=ENVIRONMENT)
-            return Prepared(tag, self.find(tag) or "", equipment), False
+            return Prepared(tag, self.find(tag) or tag, equipment)
         found = self.find(image)
-        pulled = found is None
         if found is None:
             self._fetch(image)
             found = self.find(image)
-        if found is None:
-            raise self._missing(image, "it was gone again after it had been pulled", "free space on the daemon's disk")
-        return Prepared(image, found, foreign.equip(self._client, image, limits=self._limits)), pulled
+            if found is None:
+                why = "it was gone again after it had been pulled"
+                raise self._missing(image, why, "free space on the daemon's disk")
+            on_pulled(found)
+        # By its id, and so its containers: the name may mean another image by then.
+        equipment = foreign.equip(self._client, found, name=image, limits=self._limits, stop=self._stop)
+        return Prepared(image, found, equipment)
 
     def _missing(self, image: str, why: str, remedy: str) -> ImageMissingError:
         return ImageMissingError(

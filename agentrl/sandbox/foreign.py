@@ -14,6 +14,8 @@ it at a time, whoever asks from wherever.
 from __future__ import annotations
 
 import json
+import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,15 +25,15 @@ from typing import Any
 import docker.errors
 import docker.types
 
-from agentrl.errors import DeadlineError, SandboxStartError, SetupFailedError
+from agentrl.errors import DeadlineError, ImageUnfitError, SandboxStartError
 from agentrl.sandbox.docker_client import (
     CONFLICT,
     DAEMON_ERRORS,
-    LABEL_DEADLINE,
     LABEL_HOST,
     LABEL_OWNER,
     NOT_FOUND,
     gave_no_answer,
+    owner_labels,
     remove_container,
     unreachable,
 )
@@ -55,6 +57,9 @@ _PYTHON = (
 )
 _UNSET = MappingProxyType({"LD_PRELOAD": "", "LD_AUDIT": "", "LD_LIBRARY_PATH": ""})
 """What an image's own settings would do to our interpreter."""
+_LABEL_TOKEN = "agentrl.helper"
+_held: set[str] = set()
+"""What the helpers that this process waits for carry as that label."""
 _TOOLS_TIMEOUT_S = 300.0
 _SEED_TIMEOUT_S = 900.0
 _POLL_S = 0.1
@@ -78,26 +83,28 @@ class Equipment:
     masked: tuple[str, ...] = ()
 
 
-def equip(client: Any, image: str, *, limits: Limits) -> Equipment:
+def equip(client: Any, image: str, *, limits: Limits, name: str = "", stop: threading.Event | None = None) -> Equipment:
     """Make `image`, which the daemon of `client` (a docker.DockerClient) has, ready for sandboxes of `limits`.
+    `name`: what errors call it. Once `stop` is set it is given up.
 
     Blocks: about a second where both volumes are there, else as long as the tree takes to copy. May be called at any
     time and at once from several processes; the volumes are the memory of it.
 
-    Raises `SetupFailedError` for an image that can be no sandbox (no bash, no git, a tree larger than the limits),
+    Raises `ImageUnfitError` for an image that can be no sandbox (no bash, no git, a tree larger than the limits),
     `SandboxStartError`, `DaemonUnreachableError` or `DeadlineError` for what may pass; and as `ensure_docker_image`.
     """
     base = ensure_docker_image(client, BASE_IMAGE)
+    name, stop = name or image, stop or threading.Event()
     try:
-        tools = _ensure_tools(client, base)
-        seed = _ensure_seed(client, image, tools, limits)
+        tools = _ensure_tools(client, base, stop)
+        seed = _ensure_seed(client, image, name, tools, limits, stop)
         declared = (client.api.inspect_image(image).get("Config") or {}).get("Volumes") or {}
         masked = tuple(sorted(folder for folder in declared if folder not in (WORKDIR, "/tmp")))
     except DAEMON_ERRORS as error:
         if gave_no_answer(error):
             raise unreachable(error, "") from error
         raise SandboxStartError(
-            f"the daemon refused a step: {str(error)[:300]}", where=f"preparing the image {image}"
+            f"the daemon refused a step: {str(error)[:300]}", where=f"preparing the image {name}"
         ) from error
     return Equipment(
         command=(*_PYTHON, "--foreign", SEED),
@@ -123,7 +130,7 @@ def stale_volumes(client: Any) -> list[str]:
 # --- the two volumes ----------------------------------------------------------------------------------------
 
 
-def _ensure_tools(client: Any, base: str) -> str:
+def _ensure_tools(client: Any, base: str, stop: threading.Event) -> str:
     volume = f"agentrl-tools-{base.rpartition(':')[2]}"
     base_id = client.api.inspect_image(base)["Id"]
     _create_volume(client, volume, "tools", base_id)
@@ -134,16 +141,16 @@ def _ensure_tools(client: Any, base: str) -> str:
         capabilities=(),
         timeout_s=_TOOLS_TIMEOUT_S,
     )
-    _read(helper.run(client, volume), base)
+    _read(helper.run(client, volume, stop), base)
     return volume
 
 
-def _ensure_seed(client: Any, image: str, tools: str, limits: Limits) -> str:
+def _ensure_seed(client: Any, image: str, name: str, tools: str, limits: Limits, stop: threading.Event) -> str:
     inspected = client.api.inspect_image(image)
     volume = seed_volume(inspected["Id"])
     _create_volume(client, volume, "seed", inspected["Id"])
     pairs = (each.partition("=") for each in (inspected.get("Config") or {}).get("Env") or [])
-    own = {name: value for name, _, value in pairs}
+    own = {variable: value for variable, _, value in pairs}
     options = ("--limit-bytes", str(limits.disk_bytes), "--environment", json.dumps(own))
     helper = _Helper(
         image=image,
@@ -152,22 +159,22 @@ def _ensure_seed(client: Any, image: str, tools: str, limits: Limits) -> str:
         capabilities=("CHOWN", "DAC_OVERRIDE", "FOWNER"),
         timeout_s=_SEED_TIMEOUT_S,
     )
-    said = _read(helper.run(client, volume), image)
-    _check_size(image, int(said["bytes"]), limits)
+    said = _read(helper.run(client, volume, stop), name)
+    _check_size(name, int(said["bytes"]), limits)
     return volume
 
 
 def _check_size(image: str, size: int, limits: Limits) -> None:
     size_mb = -(-size // _MB)
     if size > limits.disk_bytes:
-        raise SetupFailedError(
+        raise ImageUnfitError(
             f"the work tree of the image {image} has {size_mb} MB, a sandbox has room for "
             f"{limits.disk_bytes // _MB} MB",
             where=f"image {image}",
             remedy=f"raise sandbox.disk-mb beyond {size_mb}",
         )
     if size + _SPARE_MEMORY > limits.memory_bytes:
-        raise SetupFailedError(
+        raise ImageUnfitError(
             f"the work tree of the image {image} has {size_mb} MB, which lie in a sandbox's memory of "
             f"{limits.memory_bytes // _MB} MB",
             where=f"image {image}",
@@ -192,7 +199,7 @@ def _read(said: str, image: str) -> dict[str, Any]:
             where=f"image {image}",
         ) from None
     if not done:
-        raise SetupFailedError(
+        raise ImageUnfitError(
             f"the image {image} can be no sandbox: {what[:600]}",
             where=f"image {image}",
             remedy="see docs/sandboxes.md for what an image must have",
@@ -213,35 +220,35 @@ class _Helper:
     capabilities: Sequence[str]
     timeout_s: float
 
-    def run(self, client: Any, name: str) -> str:
+    def run(self, client: Any, name: str, stop: threading.Event) -> str:
         """What it wrote to its stdout, or, where that is nothing, to its stderr. Waits while another of the name
-        runs. Raises DeadlineError."""
+        runs. Raises DeadlineError, and SandboxStartError once `stop` is set."""
         end = time.monotonic() + 2 * self.timeout_s
-        container = self._create(client, name)
-        while container is None:
-            if time.monotonic() > end:
-                raise _late(name, self.image, 2 * self.timeout_s)
-            _remove_left_over(client, name)
-            time.sleep(_POLL_S)
-            container = self._create(client, name)
+        token = secrets.token_hex(8)
+        _held.add(token)
         try:
-            client.api.start(container)
-            self._wait(client, container, name)
-            said = _logs(client, container, stdout=True)
-            return said if said.strip() else _logs(client, container, stdout=False)
+            container = self._create(client, name, token)
+            while container is None:
+                _pause(name, self.image, stop, end, 2 * self.timeout_s)
+                _remove_left_over(client, name)
+                container = self._create(client, name, token)
+            try:
+                client.api.start(container)
+                self._wait(client, container, name, stop)
+                said = _logs(client, container, stdout=True)
+                return said if said.strip() else _logs(client, container, stdout=False)
+            finally:
+                remove_container(client, container)
         finally:
-            remove_container(client, container)
+            _held.discard(token)
 
-    def _wait(self, client: Any, container: str, name: str) -> None:
+    def _wait(self, client: Any, container: str, name: str, stop: threading.Event) -> None:
         end = time.monotonic() + self.timeout_s
         while client.api.inspect_container(container)["State"]["Status"] in ("created", "running"):
-            if time.monotonic() > end:
-                raise _late(name, self.image, self.timeout_s)
-            time.sleep(_POLL_S)
+            _pause(name, self.image, stop, end, self.timeout_s)
 
-    def _create(self, client: Any, name: str) -> str | None:
+    def _create(self, client: Any, name: str, token: str) -> str | None:
         """None where the daemon has a container of that name."""
-        owner = Owner.current()
         host_config = client.api.create_host_config(
             binds={volume: dict(bind) for volume, bind in self.volumes.items()},
             read_only=True,
@@ -266,11 +273,7 @@ class _Helper:
                 healthcheck={"test": ["NONE"]},
                 host_config=host_config,
                 use_config_proxy=False,  # the host's proxy, perhaps with its password, is nothing for an image
-                labels={
-                    LABEL_OWNER: str(owner),
-                    LABEL_HOST: owner.host,
-                    LABEL_DEADLINE: str(int(time.time() + 2 * self.timeout_s)),
-                },
+                labels={**owner_labels(Owner.current(), lifetime_s=2 * self.timeout_s), _LABEL_TOKEN: token},
             )
         except docker.errors.APIError as error:
             if error.status_code == CONFLICT:
@@ -280,7 +283,8 @@ class _Helper:
 
 
 def _remove_left_over(client: Any, name: str) -> None:
-    """Remove the helper `name` if nobody will."""
+    """Remove the helper `name` if nobody will: its owner is dead, or it is one of ours whose daemon went away before
+    it was removed (or before its id came back)."""
     from agentrl.sandbox.reaper import is_left_over
 
     try:
@@ -291,13 +295,23 @@ def _remove_left_over(client: Any, name: str) -> None:
         raise
     labels = found["Config"].get("Labels") or {}
     running = found["State"]["Status"] in ("created", "running")
-    if is_left_over(labels, running=running, now=time.time()):
+    owner = Owner.current()
+    ours = (labels.get(LABEL_OWNER), labels.get(LABEL_HOST)) == (str(owner), owner.host)
+    forgotten = ours and labels.get(_LABEL_TOKEN) not in _held
+    if forgotten or is_left_over(labels, running=running, now=time.time()):
         remove_container(client, found["Id"])
 
 
 def _logs(client: Any, container: str, *, stdout: bool) -> str:
     said = client.api.logs(container, stdout=stdout, stderr=not stdout, tail=20)
     return bytes(said).decode("utf-8", "replace")
+
+
+def _pause(name: str, image: str, stop: threading.Event, end: float, timeout_s: float) -> None:
+    if time.monotonic() > end:
+        raise _late(name, image, timeout_s)
+    if stop.wait(_POLL_S):
+        raise SandboxStartError(f"preparing the image {image} was given up", where=f"container {name}")
 
 
 def _late(name: str, image: str, timeout_s: float) -> DeadlineError:

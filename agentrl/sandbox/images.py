@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DaemonUnreachableError, ImageMissingError
+from agentrl.errors import DaemonUnreachableError, ImageMissingError, SandboxStartError
 from agentrl.sandbox.layers import building, cache_root, ensure, ensure_locked, layer_path, prune, temporary
 from agentrl.sandbox.recipes import build, packages
 from agentrl.sandbox.recipes.recipe import Recipe, load_recipe, recipe_files
@@ -118,7 +118,7 @@ def _find(image: str, recipes: Path | None) -> _Image:
         raise ImageMissingError(
             f"there is no root file system for the image {image}",
             where=image,
-            remedy=f"use {BASE_IMAGE} or the image of a recipe, or sandbox.backend=docker, which can have any image",
+            remedy="give the task's tree as a git bundle, or use sandbox.backend=docker, which can have any image",
         )
     if name == BASE_IMAGE.removeprefix(OWN_PREFIX):
         found = _Image(name, image_hash(), None)
@@ -171,11 +171,11 @@ def ensure_tools() -> Path:
 def ensure_docker_image(client: Any, image: str, *, recipes: Path | None = None) -> str:
     """The tag under which the daemon of `client` (a docker.DockerClient) holds `image`.
 
-    `agentrl/…` is brought there where it is missing; any other image must be there already. Raises
-    ImageMissingError, DaemonUnreachableError, and whatever `ensure_rootfs` raises.
+    `agentrl/…` is brought there where it is missing; any other image must be there already. Raises ImageMissingError,
+    DaemonUnreachableError where the daemon gives no answer, SandboxStartError where it refuses a step (its disk is
+    full), and whatever `ensure_rootfs` raises.
     """
-    import docker.errors
-    import requests.exceptions
+    from agentrl.sandbox.docker_client import DAEMON_ERRORS, gave_no_answer  # the SDK takes 0.2 s to import
 
     own = _find(image, recipes) if image.startswith(OWN_PREFIX) else None
     tag = image if own is None else own.tag
@@ -194,11 +194,12 @@ def ensure_docker_image(client: Any, image: str, *, recipes: Path | None = None)
                 _import_base(client, base, below)
             if own.recipe is not None and not _daemon_has(client, tag):
                 _build_on_base(client, own, base, ensure_locked(*_recipe_layer(own.recipe)))
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise DaemonUnreachableError(
-            f"the Docker daemon failed to provide {tag}: {error}",
+    except DAEMON_ERRORS as error:
+        kind = DaemonUnreachableError if gave_no_answer(error) else SandboxStartError
+        raise kind(
+            f"the Docker daemon failed to provide {tag}: {str(error)[:500]}",
             where=tag,
-            remedy="check `docker version`; sandbox.backend=bubblewrap needs no daemon",
+            remedy="check `docker version` and the daemon's disk; sandbox.backend=bubblewrap needs no daemon",
         ) from error
     return tag
 

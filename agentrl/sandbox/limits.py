@@ -17,8 +17,8 @@ OPEN_FILES = (1024, 4096)  # the soft limit is what programs expect, select(2) a
 _MB = 1024 * 1024
 _PAGE = 4096
 
-# Everything a sandbox's processes find in their environment: nothing of the host's is passed on. The
-# server inside falls back on the same, so it is written there, where nothing of ours can be imported.
+# Everything a sandbox's processes find in their environment: nothing of the host's is passed on. The server inside
+# falls back on the same, so it is written there, where nothing of ours can be imported.
 ENVIRONMENT = MappingProxyType(DEFAULT_ENVIRONMENT)
 
 
@@ -62,11 +62,10 @@ class Limits:
     def prlimit_arguments(self, *, address_space: bool) -> list[str]:
         """`prlimit` options, for a process inside the sandbox's own user name space.
 
-        There RLIMIT_NPROC counts the sandbox's processes alone (on the host it would count all of the
-        user's). `address_space` bounds each process's memory: for hosts whose cgroups are not ours to write,
-        because it also stops programs that only reserve much. What this process itself may not have stays the bound
-        (only root could raise it). CPU seconds are not limited: a sandbox lives
-        for many commands.
+        There RLIMIT_NPROC counts the sandbox's processes alone (on the host it would count all of the user's).
+        `address_space` bounds each process's memory: only for hosts whose cgroups are not ours to write, because it
+        also stops programs that only reserve much. What this process itself may not have stays the bound (only root
+        could raise it). CPU seconds are not limited: a sandbox lives for many commands.
         """
         limits = {"nproc": (self.pids, self.pids), **self.rlimits()}
         if address_space:

@@ -143,6 +143,7 @@ def _containers(client: Any, address: str) -> list[SandboxInfo]:
     sandboxes = []
     for each, (memory, cpu_s, processes) in zip(found, figures, strict=True):
         labels = each.get("Labels") or {}
+        owner = labels.get(names.LABEL_OWNER, "")
         sandboxes.append(
             SandboxInfo(
                 id=f"docker:{each['Id'][:12]}",
@@ -150,8 +151,8 @@ def _containers(client: Any, address: str) -> list[SandboxInfo]:
                 host=names.named(address),
                 run=labels.get(names.LABEL_RUN, ""),
                 image=labels.get(names.LABEL_IMAGE, each.get("Image", "")),
-                owner=labels.get(names.LABEL_OWNER, ""),
-                owner_alive=_lives(labels.get(names.LABEL_OWNER, ""), labels.get(names.LABEL_HOST, "")),
+                owner=owner,
+                owner_alive=_lives(Owner.parse(owner, labels.get(names.LABEL_HOST, ""))),
                 state=str(each.get("State", "")),
                 age_s=max(0.0, time.time() - float(each.get("Created") or 0)),
                 memory_bytes=memory,
@@ -216,59 +217,55 @@ def _host(client: Any, address: str) -> HostInfo:
 def _in_cgroups() -> list[SandboxInfo]:
     """The bubblewrap sandboxes that have control groups; those of a user without any cannot be told from here."""
     tree = CgroupTree.find()
-    if tree is None:
-        return []
-    here = Owner.current()
     found = []
-    for folder in tree.bases["memory"].glob("agentrl-*-*-*-*"):
-        _, namespace, pid, started, name = folder.name.split("-", 4)
-        files = {key: base / folder.name for key, base in tree.bases.items()}
-        pids = _text(folder / "cgroup.procs").split()
-        if not pids and name.startswith("probe"):
+    for each in tree.sandboxes() if tree is not None else []:
+        memory = each.folders.get("memory")
+        pids = _text(memory / "cgroup.procs").split() if memory is not None else []
+        if memory is None or (not pids and each.sandbox.startswith("probe")):  # of a `find` at this moment
             continue
-        host = here.host if namespace == here.pid_namespace else ""
-        run, _, _ = name.rpartition("-")
-        cpu = files.get("cpu", folder)
-        cpu_ns = _number(cpu / "cpuacct.usage")
-        if cpu_ns is None and (usage := re.search(r"^usage_usec (\d+)", _text(cpu / "cpu.stat"), re.M)):
-            cpu_ns = 1000 * int(usage[1])
-        memory = _number(folder / "memory.current")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # gone meanwhile
             found.append(
                 SandboxInfo(
-                    id=f"bwrap:{name}",
+                    id=f"bwrap:{each.sandbox}",
                     backend="bubblewrap",
                     host="",
-                    run=run,
-                    image=_image_of(pids),
-                    owner=f"{pid}:{started}",
-                    owner_alive=_lives(f"{pid}:{started}", host),
+                    run=each.sandbox.rpartition("-")[0],
+                    image=_image_of(pids[0]) if pids else "",
+                    owner=str(each.owner),
+                    owner_alive=_lives(each.owner),
                     state="running" if pids else "ended",
-                    age_s=max(0.0, time.time() - folder.stat().st_mtime),
-                    memory_bytes=memory if memory is not None else _number(folder / "memory.usage_in_bytes"),
-                    cpu_s=None if cpu_ns is None else cpu_ns / 1e9,
-                    processes=_number(files["pids"] / "pids.current"),
+                    age_s=max(0.0, time.time() - memory.stat().st_mtime),
+                    memory_bytes=_first_number(memory / "memory.current", memory / "memory.usage_in_bytes"),
+                    cpu_s=_cpu_s(each.folders.get("cpu", memory)),
+                    processes=_first_number(each.folders.get("pids", memory) / "pids.current"),
                 )
             )
     return found
 
 
-def _image_of(pids: list[str]) -> str:
+def _cpu_s(folder: Path) -> float | None:
+    """CPU seconds of a control group, of either version; None where the kernel counts none."""
+    nanoseconds = _first_number(folder / "cpuacct.usage")
+    if nanoseconds is not None:
+        return nanoseconds / 1e9
+    usage = re.search(r"^usage_usec (\d+)", _text(folder / "cpu.stat"), re.M)
+    return None if usage is None else int(usage[1]) / 1e6
+
+
+def _image_of(pid: str) -> str:
     """The folder of the image cache that a process's root is made of."""
-    for pid in pids[:1]:
-        if match := re.search(r"/images/([^/ ]+)/rootfs", _text(Path(f"/proc/{pid}/mountinfo"))):
-            return match[1]
-    return ""
+    match = re.search(r"/images/([^/ ]+)/rootfs", _text(Path(f"/proc/{pid}/mountinfo")))
+    return "" if match is None else match[1]
 
 
 # --- small things -------------------------------------------------------------------------------------------
 
 
-def _lives(owner: str, host: str) -> bool | None:
-    named = Owner.parse(owner, host)
-    if named is None or host != Owner.current().host:
+def _lives(owner: Owner | None) -> bool | None:
+    """None where that cannot be judged from here."""
+    if owner is None or owner.host != Owner.current().host:
         return None
-    return not named.is_known_dead()
+    return not owner.is_known_dead()
 
 
 def _text(file: Path) -> str:
@@ -278,9 +275,10 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.isdigit() else None
+def _first_number(*files: Path) -> int | None:
+    """What the first of the files says that holds a number alone."""
+    texts = (_text(file).strip() for file in files)
+    return next((int(text) for text in texts if text.isdigit()), None)
 
 
 def _tree_bytes(folder: Path) -> int:

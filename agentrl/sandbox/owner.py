@@ -22,6 +22,17 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def _is_hidden(pid: int) -> bool:
+    """Whether a process `pid` is there that /proc does not show us (mounted with `hidepid`): another user's."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        pass
+    return False
+
+
 def _host() -> str:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}:{os.stat('/proc/self/ns/pid').st_ino}"
@@ -60,4 +71,7 @@ class Owner:
 
     def is_known_dead(self) -> bool:
         """True where the owner surely lives no more; False where it lives or cannot be judged from here."""
-        return self.host == _host() and start_ticks(self.pid) != self.started
+        if self.host != _host():
+            return False
+        started = start_ticks(self.pid)
+        return not _is_hidden(self.pid) if started is None else started != self.started

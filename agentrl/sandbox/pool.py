@@ -28,11 +28,11 @@ from typing import Any
 
 from agentrl.config import SandboxConfig
 from agentrl.errors import AgentRLError, DeadlineError, SandboxError
-from agentrl.sandbox.backend import Backend, BackendName, choose_backend
+from agentrl.sandbox.backend import Backend, BackendName, make_backend
 from agentrl.sandbox.limits import MAX_AGE_S
 from agentrl.sandbox.pool_starts import Starts, for_waiter
 from agentrl.sandbox.reaper import reap
-from agentrl.sandbox.session import ServedSandbox, Session
+from agentrl.sandbox.session import RESET_TIMEOUT_S, ServedSandbox, Session
 
 log = logging.getLogger("agentrl.sandbox")
 
@@ -114,8 +114,7 @@ class Pool:
         if not self._is_closed:
             self._starts.prefetch(images)
 
-    # --- leases
-    # ---------------------------------------------------------------------------------------------------
+    # --- leases ---------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def lease(
@@ -170,8 +169,9 @@ class Pool:
             self._waiters.remove(waiter)
         if waiter.session.done() and not waiter.session.cancelled() and waiter.session.exception() is None:
             session = waiter.session.result()
-            self._leased.discard(session)
-            self._shelve(session)
+            if session in self._leased:  # else the pool was closed meanwhile, and the sandbox with it
+                self._leased.discard(session)
+                self._shelve(session)
         self._pump()
 
     def _give_back(self, session: Session, *, failed: bool) -> None:
@@ -181,8 +181,9 @@ class Pool:
         self._leased.discard(session)
         failed = failed or not session.is_usable
         self._failures += failed
+        abandoned = session.is_busy  # its holder left an operation in progress, which has a deadline of its own
         worn = session.leases >= self._config.reuse or time.monotonic() - session.started_at > MAX_AGE_S / 2
-        if failed or worn:
+        if failed or worn or abandoned:
             self._retire(session)
         else:
             self._resetting.add(session)
@@ -191,11 +192,13 @@ class Pool:
 
     async def _reset(self, session: Session) -> None:
         try:
-            await session.reset()
-        except AgentRLError as error:
+            # Both reset and start may have a whole work tree to copy, so a reset has as long.
+            await session.reset(timeout_s=max(RESET_TIMEOUT_S, self._config.start_timeout_s))
+        except Exception as error:
             if session not in self._resetting:
                 return  # the pool was closed meanwhile, and the sandbox with it
-            log.warning("sandbox %s cannot be reset and is closed: %s", session.machine.id, error.what)
+            why = error.what if isinstance(error, AgentRLError) else repr(error)
+            log.warning("sandbox %s cannot be reset and is closed: %s", session.machine.id, why)
             self._failures += 1
             session.condemn("its reset failed")
         if session not in self._resetting:
@@ -204,8 +207,7 @@ class Pool:
         self._shelve(session)
         self._pump()
 
-    # --- states
-    # ---------------------------------------------------------------------------------------------------
+    # --- states ---------------------------------------------------------------------------------------------
 
     def _shelve(self, session: Session) -> None:
         """Idle, where it is fit for it."""
@@ -234,8 +236,7 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
     def _pump(self) -> None:
-        """Hand out what is idle to those who wait, first come first served per image; start what is
-        missing."""
+        """Hand out what is idle to those who wait, first come first served per image; start what is missing."""
         if self._is_closed:
             return
         for waiter in list(self._waiters):
@@ -287,8 +288,11 @@ class Pool:
         room = self._config.size - self.stats().alive - starting.total()
         if (free := self._backend.free_room()) is not None:
             room = min(room, free)
-        if waiting > supply and room <= 0 and not self._closing:
-            self._evict_for(image)
+        # Places that will be free when what is closing has gone count as found.
+        missing = min(waiting - supply, self._config.starters - starting.total()) - max(0, room) - len(self._closing)
+        for _ in range(missing):
+            if not self._evict_for(image):
+                break
         count = starts_wanted(
             waiting=waiting,
             reserve=self._reserve.get(image, 0),
@@ -299,16 +303,16 @@ class Pool:
         for _ in range(count):
             self._starts.start(image)
 
-    def _evict_for(self, image: str) -> None:
-        """Give up one idle sandbox of another image, or one that has graded; its end pumps again."""
+    def _evict_for(self, image: str) -> bool:
+        """Give up one idle sandbox of another image, or one that has graded; its end pumps again. False: none is."""
         others = [shelf for other, shelf in self._idle.items() if other != image]
         for shelf in [*others, *self._graders.values()]:
             if shelf:
                 self._retire(shelf.popleft())
-                return
+                return True
+        return False
 
-    # --- what the starts tell (`Taker`)
-    # ------------------------------------------------------------------------------------------------------
+    # --- what the starts tell (`Taker`) ---------------------------------------------------------------------
 
     def take_started(self, session: Session) -> None:
         self._shelve(session)
@@ -339,12 +343,10 @@ class Pool:
             f"{len(self._waiters)} waiting, size {self._config.size}"
         )
 
-    # --- the end
-    # --------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End every sandbox, leased ones too (their holders get `SandboxDeadError`), and every start; wait
-        for it."""
+        """End every sandbox, leased ones too (their holders get `SandboxDeadError`), and every start; wait for it."""
         if not self._is_closed:
             self._is_closed = True
             for waiter in self._waiters:
@@ -370,32 +372,22 @@ class Pool:
                     await asyncio.gather(*pending, return_exceptions=True)
         except TimeoutError:
             log.warning("%d sandboxes did not end in time and are left to the reaper", len(self._closing))
-        await self._backend.close()
+        finally:
+            await self._backend.close()
 
 
 def _waiter(image: str, grading: bool) -> _Waiter:
     return _Waiter(image, grading, asyncio.get_running_loop().create_future(), time.monotonic())
 
 
-def _make_backend(config: SandboxConfig, run_id: str) -> Backend:
-    if choose_backend(config) == "docker":
-        from agentrl.sandbox.docker import DockerBackend  # its SDK takes 0.2 s to import
-
-        return DockerBackend(config, run_id=run_id)
-    from agentrl.sandbox.bubblewrap import BubblewrapBackend
-
-    return BubblewrapBackend(config, run_id=run_id)
-
-
 @asynccontextmanager
 async def open_pool(config: SandboxConfig, *, run_id: str) -> AsyncIterator[Pool]:
-    """A pool on the backend that `config` means, its reserve starting; closed, and everything reaped, at the
-    end.
+    """A pool on the backend that `config` means, its reserve starting; closed, and everything reaped, at the end.
 
     Has `config.image` here before it yields, which may take minutes the first time. `run_id` goes into names
     and labels. Raises `NoSandboxBackendError`, `ImageMissingError`, `DaemonUnreachableError`.
     """
-    backend = await asyncio.to_thread(_make_backend, config, re.sub(r"[^A-Za-z0-9_.]+", "-", run_id)[:40] or "run")
+    backend = await asyncio.to_thread(make_backend, config, re.sub(r"[^A-Za-z0-9_.]+", "-", run_id)[:40] or "run")
     uses_docker = backend.name == "docker"
     pool: Pool | None = None
     try:

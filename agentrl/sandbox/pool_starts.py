@@ -2,7 +2,8 @@
 
 An image is had before a starter is taken for it, so that a slow pull holds up no other image. A start that fails is
 tried again a few times with growing pauses; one that fails because the daemon does not answer, for as long as
-`daemon_patience_s` says. What no waiting mends (no such image, one that can be no sandbox, no backend) fails at once.
+`daemon_patience_s` says. What no waiting mends (no such image, one that can be no sandbox, a recipe that cannot be
+read, a program that is lacking, no backend) fails at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from agentrl.errors import (
     AgentRLError,
     DaemonUnreachableError,
     ImageMissingError,
+    ImageUnfitError,
+    MissingRequirementError,
     NoSandboxBackendError,
     SandboxStartError,
-    SetupFailedError,
+    UsageError,
 )
 from agentrl.sandbox.backend import Backend
 from agentrl.sandbox.session import Session
@@ -33,7 +36,7 @@ BACKOFF_S = 0.25
 LONGEST_PAUSE_S = 2.0
 COOLDOWN_S = 2.0
 
-_FINAL = (ImageMissingError, NoSandboxBackendError, SetupFailedError)
+_FINAL = (ImageMissingError, ImageUnfitError, MissingRequirementError, NoSandboxBackendError, UsageError)
 """What no further try would mend."""
 
 T = TypeVar("T")

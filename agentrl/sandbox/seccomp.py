@@ -29,13 +29,8 @@ from agentrl.sandbox.syscalls import ALLOWED_NAMES, ARCHITECTURES, DENIED, LAST_
 
 # Name spaces by clone: mount, cgroup, uts, ipc, user, pid, net. (A time name space has no bit in clone.)
 CLONE_NEW_FLAGS = 0x7E020000
-HARMLESS_PERSONALITIES = (
-    0x0,
-    0x8,
-    0x20000,
-    0x20008,
-    0xFFFFFFFF,
-)  # Linux, 32-bit uname, old uname, both, "which is it?"
+# Linux, its 32-bit uname, its old uname, both, "which is it?"
+HARMLESS_PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
 NETLINK_ROUTE = 0
 INET_PROTOCOLS = (0, 1, 6, 17, 58)  # default, ICMP, TCP, UDP, ICMPv6: others load kernel modules

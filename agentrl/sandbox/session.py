@@ -94,6 +94,11 @@ class Session:
         channel = self.machine.channel
         return self._broken is None and channel.is_open and not channel.has_unread
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is in progress, or waits for its turn."""
+        return self._turn.locked()
+
     async def wait_ready(self, *, timeout_s: float) -> None:
         """Wait for the server's first words. Raises `SandboxStartError` (or why the machine died); the caller
         closes."""
@@ -128,13 +133,16 @@ class Session:
         """
         async with self._turn:  # bounded: whoever holds the turn has a deadline
             if self._broken is not None:
-                raise SandboxDeadError(
-                    f"sandbox {self.machine.id} is dead since an earlier operation: {self._broken.what}",
-                    where=f"sandbox {self.machine.id}, {op}",
-                    remedy="lease another sandbox",
-                )
+                raise self._dead(op, self._broken)
             self._number += 1
-            line = msgspec.json.encode({"id": self._number, "op": op, "timeout_s": timeout_s, **fields})
+            try:
+                line = msgspec.json.encode({"id": self._number, "op": op, "timeout_s": timeout_s, **fields})
+            except UnicodeEncodeError as error:
+                raise SandboxError(
+                    f"a request that is no UTF-8: {error}",
+                    where=f"sandbox {self.machine.id}, {op}",
+                    remedy="replace lone surrogates, or send bytes",
+                ) from error
             if len(line) >= REQUEST_LIMIT_BYTES:
                 raise SandboxError(
                     f"a request of {len(line)} bytes exceeds {REQUEST_LIMIT_BYTES}",
@@ -165,6 +173,8 @@ class Session:
         except (AnswerTooLargeError, msgspec.DecodeError) as error:
             raise self._fail(op, f"a broken answer: {str(error)[:200]}") from error
         except ChannelClosedError as error:
+            if self._broken is not None:  # it was we who ended it
+                raise self._dead(op, self._broken) from None
             # Asked before the kill, which would cover the traces.
             raise await self._death(op, time.monotonic() - began) from error
         finally:
@@ -186,15 +196,25 @@ class Session:
             with contextlib.suppress(ChannelClosedError):
                 await self.machine.channel.send(b'{"op":"interrupt","id":0}')
 
+    def _dead(self, op: str, since: SandboxError) -> SandboxError:
+        return SandboxDeadError(
+            f"sandbox {self.machine.id} is dead since an earlier operation: {since.what}",
+            where=f"sandbox {self.machine.id}, {op}",
+            remedy="lease another sandbox",
+        )
+
     async def _death(self, op: str, after_s: float) -> SandboxError:
         try:
             async with asyncio.timeout(DEATH_GRACE_S):
                 cause = await self.machine.cause_of_death()
         except TimeoutError:
             cause = SandboxDeadError("it cannot be found out why")
-        cause.what = f"sandbox {self.machine.id} died during {op} after {after_s:.1f} s: {cause.what}"
-        cause.where = f"sandbox {self.machine.id}, {op}"
-        return cause
+        # A new error: the cause may be shared (that a daemon is away is told to everyone).
+        return type(cause)(
+            f"sandbox {self.machine.id} died during {op} after {after_s:.1f} s: {cause.what}",
+            where=f"sandbox {self.machine.id}, {op}",
+            remedy=cause.remedy,
+        )
 
     def _fail(self, op: str, why: str) -> SandboxError:
         """No further operation; the error that says so."""
@@ -211,9 +231,9 @@ class Session:
             self._fail("condemned", why)
         self.machine.kill()
 
-    async def reset(self) -> None:
-        """Make it as new: no other process, no file. Raises as `ask`."""
-        await self.ask("reset", _Done, timeout_s=RESET_TIMEOUT_S)
+    async def reset(self, *, timeout_s: float = RESET_TIMEOUT_S) -> None:
+        """Make it as new: no other process, no file but its image's. Raises as `ask`."""
+        await self.ask("reset", _Done, timeout_s=timeout_s)
 
 
 class ServedSandbox:

@@ -18,9 +18,13 @@ from agentrl.errors import DeadlineError, ImageMissingError, MissingRequirementE
 RECIPES = Path(__file__).parent
 SERVER_SOURCES = RECIPES.parent / "server"
 TOOLS_ROOT = "opt/agentrl"
-PATH_FILE = "usr/local/lib/python3.11/dist-packages/agentrl.pth"
+PYTHON_VERSION = "3.11"
+"""The image's."""
+PACKAGES = f"usr/local/lib/python{PYTHON_VERSION}/dist-packages"
+COMMANDS = "usr/local/bin"
+PATH_FILE = f"{PACKAGES}/agentrl.pth"
 """Puts the pinned pytest on the path of the image's Python."""
-PYTEST_COMMAND = "usr/local/bin/pytest"
+PYTEST_COMMAND = f"{COMMANDS}/pytest"
 HOSTS_FILE = "etc/hosts"
 HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost ip6-loopback\n"
 """For bubblewrap: Docker puts a file of its own over it."""
@@ -59,13 +63,12 @@ def build_base(work: Path) -> None:
 def build_tools(work: Path) -> None:
     """work/pytest and work/editor from the pinned wheels. pip checks each wheel's hash."""
     for name in ("pytest", "editor"):
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += ["--target", str(work / name), "--ignore-requires-python", "--require-hashes"]
+        arguments = ["install", "--no-compile", "--target", str(work / name)]
+        arguments += ["--ignore-requires-python", "--require-hashes"]
         # Pure wheels only: one tree serves every processor, and another Python than the host's.
-        command += ["--only-binary=:all:", "--platform", "any", "--python-version", "3.11"]
-        command += ["--implementation", "py", "--abi", "none", "--disable-pip-version-check", "--no-input"]
-        command += ["-r", str(RECIPES / f"{name}.txt")]
-        run_step(command, timeout_s=_PIP_TIMEOUT_S, what=f"fetching the pinned packages of {name}.txt")
+        arguments += ["--only-binary=:all:", "--platform", "any", "--python-version", PYTHON_VERSION]
+        arguments += ["--implementation", "py", "--abi", "none", "-r", str(RECIPES / f"{name}.txt")]
+        run_pip(arguments, timeout_s=_PIP_TIMEOUT_S, what=f"fetching the pinned packages of {name}.txt")
         shutil.rmtree(work / name / "bin", ignore_errors=True)
 
 
@@ -139,6 +142,13 @@ def require_program(program: str, package: str) -> None:
             where="PATH",
             remedy=f"apt-get update && apt-get install -y {package}",
         )
+
+
+def run_pip(arguments: Sequence[str], *, timeout_s: float, what: str) -> None:
+    """Run a command of this machine's pip on just the packages named, without questions. Raises as `run_step`."""
+    command = [sys.executable, "-m", "pip", arguments[0], "--quiet", "--no-deps", "--no-input"]
+    command += ["--disable-pip-version-check", *arguments[1:]]
+    run_step(command, timeout_s=timeout_s, what=what)
 
 
 def run_step(command: Sequence[str], *, timeout_s: float, what: str, environment: dict[str, str] | None = None) -> None:

@@ -13,17 +13,22 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from agentrl.errors import ImageMissingError
-from agentrl.sandbox.recipes.build import compile_tree, link_tree, remove_tree, run_step, write_file
+from agentrl.sandbox.limits import WORKDIR
+from agentrl.sandbox.recipes.build import (
+    COMMANDS,
+    PACKAGES,
+    PYTHON_VERSION,
+    compile_tree,
+    link_tree,
+    remove_tree,
+    run_pip,
+    run_step,
+    write_file,
+)
 from agentrl.sandbox.recipes.recipe import Pin, Recipe, normalised
-
-PACKAGES = "usr/local/lib/python3.11/dist-packages"
-COMMANDS = "usr/local/bin"
-WORKDIR = "/testbed"
-PYTHON_VERSION = "3.11"
 
 _NEWEST_GLIBC = 36  # 2.36: of the base image
 _OLDEST_GLIBC = 17
@@ -76,7 +81,7 @@ def _install(work: Path, packages: Path, recipe: Recipe) -> None:
     wheels = [pin for pin in recipe.pins if normalised(pin.name) not in recipe.sdists]
     if wheels:
         what = f"fetching the pinned packages of {recipe.name}"
-        _pip(["install", "--target", str(packages), *wheel_options(machine())], wheels, work, what)
+        _pip(["install", "--no-compile", "--target", str(packages), *wheel_options(machine())], wheels, work, what)
     for pin in recipe.pins:
         if normalised(pin.name) in recipe.sdists:
             _build_sdist(work, packages, pin)
@@ -87,30 +92,27 @@ def _build_sdist(work: Path, packages: Path, pin: Pin) -> None:
     are not the image's."""
     out = work / "wheels"
     what = f"building {pin.name}=={pin.version} from its source"
-    _pip(["wheel", "--wheel-dir", str(out), f"--no-binary={pin.name}"], [pin], work, what)
+    # Its Requires-Python was met by whoever pinned it; this machine's Python does not matter.
+    any_python = "--ignore-requires-python"
+    _pip(["wheel", any_python, "--wheel-dir", str(out), f"--no-binary={pin.name}"], [pin], work, what)
     (wheel,) = out.glob("*.whl")
     if not wheel.name.endswith("-none-any.whl"):
         raise ImageMissingError(f"{what} gave {wheel.name}, which holds compiled code", where=pin.line)
     unpacked = work / "unpacked"
-    # Its Requires-Python was met by whoever pinned it; this machine's Python does not matter.
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--no-index"]
-    command += ["--ignore-requires-python", "--target", str(unpacked), str(wheel)]
-    run_step(command, timeout_s=_INSTALL_TIMEOUT_S, what=f"unpacking {wheel.name}")
+    unpack = ["install", any_python, "--no-compile", "--no-index", "--target", str(unpacked), str(wheel)]
+    run_pip(unpack, timeout_s=_INSTALL_TIMEOUT_S, what=f"unpacking {wheel.name}")
     shutil.copytree(unpacked, packages, dirs_exist_ok=True, symlinks=True)
     for each in (out, unpacked):
         remove_tree(each)
 
 
 def _pip(arguments: list[str], pins: list[Pin], work: Path, what: str) -> None:
+    """Run pip on exactly these pins; they give hashes all or none (`recipe`)."""
     requirements = work / "requirements.txt"
     requirements.write_text("".join(f"{pin.line}\n" for pin in pins))
-    command = [sys.executable, "-m", "pip", arguments[0], "--quiet", "--no-deps", "--disable-pip-version-check"]
-    command += ["--no-input", "--ignore-requires-python"] if arguments[0] == "wheel" else ["--no-input", "--no-compile"]
-    if pins[0].hashes:
-        command.append("--require-hashes")
-    command += [*arguments[1:], "-r", str(requirements)]
+    hashes = ["--require-hashes"] if pins[0].hashes else []
     try:
-        run_step(command, timeout_s=_INSTALL_TIMEOUT_S, what=what)
+        run_pip([*arguments, *hashes, "-r", str(requirements)], timeout_s=_INSTALL_TIMEOUT_S, what=what)
     finally:
         requirements.unlink()
 

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl.sandbox.recipes.packages import PYTHON_VERSION, wheel_options
+from agentrl.sandbox.recipes.build import PYTHON_VERSION
+from agentrl.sandbox.recipes.packages import wheel_options
 from agentrl.sandbox.recipes.recipe import Pin
 
 PROCESSORS = ("x86_64", "aarch64")

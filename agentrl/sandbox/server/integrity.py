@@ -3,6 +3,7 @@
 Python 3.6 and pytest 3 or later: this also runs in an image's own Python.
 """
 
+import builtins
 import sys
 import unittest
 from typing import Any, List, Tuple
@@ -46,7 +47,19 @@ def _identity() -> List[object]:
 _ORIGINAL = _identity()
 
 
+_MOCKED = frozenset({"__import__", "breakpoint", "exit", "help", "input", "open", "print", "quit", "_"})
+"""Names that projects and interactive programs exchange; no test compares with them."""
+_BUILTINS = {name: value for name, value in vars(builtins).items() if name not in _MOCKED}
+
+
 def is_tampered() -> bool:
     """Whether anything of it has been exchanged since."""
     now = _identity()
     return any(now[index] is not then for index, then in enumerate(_ORIGINAL))
+
+
+def has_other_builtins() -> bool:
+    """Whether a name that is everywhere means something else than before. A test's own fixtures may do that for the
+    time of the test."""
+    now = vars(builtins)
+    return any(now.get(name) is not value for name, value in _BUILTINS.items())

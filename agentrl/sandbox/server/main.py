@@ -267,11 +267,12 @@ class Lines:
         return bool(self._buffer) or bool(select.select([self._fd], [], [], 0)[0])
 
     def is_interrupted(self) -> bool:
-        """Whether the request that waits is `interrupt`. It stays there and gets its answer in its turn."""
+        """Whether the request that waits is `interrupt`, or nobody is there any more to wait for an answer. A request
+        stays there and gets its answer in its turn."""
         if not self._buffer:
             with contextlib.suppress(ConnectionError):
                 self._buffer += os.read(self._fd, 1 << 16)
-        return self._buffer.startswith(_INTERRUPT)
+        return not self._buffer or self._buffer.startswith(_INTERRUPT)
 
     def next(self) -> bytes | None:
         """The next line without its newline; None at the end. A line over the limit comes back cut."""

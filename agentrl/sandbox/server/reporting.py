@@ -19,7 +19,7 @@ from typing import Any, Callable, Generator, List, Optional, Sequence
 import pytest
 
 from .canary import run_canary
-from .integrity import is_tampered
+from .integrity import has_other_builtins, is_tampered
 from .time_limit import TimeLimit
 
 Send = Callable[..., None]
@@ -50,6 +50,7 @@ class Recorder:
         self._wants_canary = canary
         self._arguments = arguments
         self._base = Path.cwd()
+        self._root = "."
         self._limit = TimeLimit(test_timeout_s, self._is_late)
         self._manager: Any = None
         self._call_hooks: object = None
@@ -65,12 +66,16 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
-        """Tests run in this process: what runs elsewhere could not be noted here."""
+        """Tests run in this process: what runs elsewhere could not be noted here. A project whose configuration lies
+        in a folder of its tests has ids from there on."""
+        root = getattr(config, "rootpath", None) or config.rootdir
+        self._root = os.path.relpath(str(root), str(self._base))
         if hasattr(config.option, "numprocesses"):
             config.option.numprocesses, config.option.dist, config.option.tx = None, "no", []
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: Any) -> Hook:
+        self._tampered = self._tampered or has_other_builtins()
         with self._limit.watch(item):
             yield
 
@@ -95,7 +100,7 @@ class Recorder:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.outcome == "failed":
-            self._send("test", report.nodeid, "error")
+            self._send("test", self._id(report), "error")
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> Hook:
@@ -106,7 +111,8 @@ class Recorder:
             # did.
             with contextlib.suppress(Exception):
                 run_canary(session, self._base, self._arguments, self._announce)
-            self._send("canary", self._canary_failed and not self._tampered and not self._is_tampered())
+            tampered = self._tampered or self._is_tampered() or has_other_builtins()
+            self._send("canary", self._canary_failed and not tampered)
 
     def _is_tampered(self) -> bool:
         return is_tampered() or getattr(self._manager, "_inner_hookexec", None) is not self._call_hooks
@@ -117,7 +123,14 @@ class Recorder:
     def _is_late(self, item: Any) -> None:
         """Told at once: whatever the test makes of its failure, it has failed."""
         if item is not self._canary:
-            self._send("test", item.nodeid, "failed")
+            self._send("test", self._id(item), "failed")
+
+    def _id(self, node: Any) -> str:
+        """The node id from the folder that pytest was started in, as pytest prints it."""
+        if self._root == "." or not node.nodeid:
+            return str(node.nodeid)
+        path, parts, rest = node.nodeid.partition("::")
+        return os.path.normpath(os.path.join(self._root, path)) + parts + str(rest)
 
     def _note(self, item: Any, when: str, report: Any) -> None:
         if item is self._canary:
@@ -126,14 +139,14 @@ class Recorder:
             return
         expected = hasattr(report, "wasxfail")
         if report.outcome == "failed":
-            self._send("test", item.nodeid, "failed" if when == "call" else "error")
+            self._send("test", self._id(item), "failed" if when == "call" else "error")
         elif report.outcome == "skipped":
-            self._send("test", item.nodeid, "xfailed" if expected else "skipped")
+            self._send("test", self._id(item), "xfailed" if expected else "skipped")
         elif when == "call" and expected:
-            self._send("test", item.nodeid, "xpassed")
+            self._send("test", self._id(item), "xpassed")
         elif when == "call":
             # A test that raised cannot have passed, whatever the report says.
-            self._send("test", item.nodeid, "failed" if self._raised else "passed")
+            self._send("test", self._id(item), "failed" if self._raised else "passed")
 
 
 def look_started(script: str, first: str, arguments: List[str]) -> None:

@@ -9,6 +9,8 @@ import gc
 import importlib
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 
 from .processes import Child, Processes
 from .settings import Settings
@@ -70,16 +72,27 @@ class Resident:
         if self._pytest:
             return
         sys.path[:] = [each for each in self._base_path if not self._is_work(each)]
-        config = importlib.import_module("_pytest.config")
-        importlib.import_module("pytest")
-        for name in config.default_plugins:
-            importlib.import_module(f"_pytest.{name}")
-        for name in _USED_BY_A_RUN:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-        importlib.import_module(".reporting", __package__)
+        with self._with_a_temporary_folder():
+            config = importlib.import_module("_pytest.config")
+            importlib.import_module("pytest")
+            for name in config.default_plugins:
+                importlib.import_module(f"_pytest.{name}")
+            for name in _USED_BY_A_RUN:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
+            importlib.import_module(".reporting", __package__)
         self._pytest = True
         self._settle()
+
+    @contextlib.contextmanager
+    def _with_a_temporary_folder(self) -> Iterator[None]:
+        """For modules that look for one when they are imported: where the agent has filled the disks there is none, and
+        the server would end."""
+        before, tempfile.tempdir = tempfile.tempdir, self._settings.writable[0]
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
     def _is_work(self, path: str) -> bool:
         work = os.path.realpath(self._settings.work)
@@ -93,7 +106,8 @@ class Resident:
         tree = os.path.join(self._settings.tools, "editor")
         sys.path.insert(0, tree)
         try:
-            importlib.import_module(".editing", __package__)
+            with self._with_a_temporary_folder():
+                importlib.import_module(".editing", __package__)
         finally:
             sys.path.remove(tree)
         new = set(sys.modules) - before

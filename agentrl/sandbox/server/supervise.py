@@ -87,8 +87,8 @@ def supervise(
     still there.
 
     The leader's exit is awaited even after its output ended, and a background child that holds the pipe open
-    is not waited for. An interrupt among the requests is SIGINT for the child's group. All descriptors of
-    `child` are closed afterwards.
+    is not waited for. An interrupt among the requests, and their end, is SIGINT for the child's group. All
+    descriptors of `child` are closed afterwards.
     """
     started = time.monotonic()
     end = started + timeout_s

@@ -16,6 +16,8 @@ _REPORT_LIMIT = 8_000_000
 _CRASHED = 3
 """pytest's own code for an internal error: what a session that ended with 0 but without a report gets."""
 _WORSE = {"failed": 1, "error": 2}
+_MOST, _HIGHEST_STATUS = 1 << 31, 255
+"""Tests that are believed to be collected, and exit status."""
 
 
 class Report(NamedTuple):
@@ -82,24 +84,27 @@ def run_tests(
 
 
 def read_report(data: bytes, key: str) -> Report:
-    """Parse the session's lines. The worst that was said of a test stands; lines without the key are not
-    ours."""
+    """Parse the session's lines. The worst that was said of a test stands; lines without the key are not ours, nor are
+    those that make no sense: tests that found the key must not turn a report into a fault of the sandbox."""
     results: dict[str, str] = {}
     collected, canary_failed, status = 0, None, None
     for line in data.split(b"\n")[:-1]:
         if not line.startswith(key.encode()):
             continue
-        kind, *values = json.loads(line[len(key) :])
-        if kind == "test":
-            node, outcome = values
-            if _WORSE.get(outcome, 0) >= _WORSE.get(results.get(node, ""), 0):
-                results[node] = outcome
-        elif kind == "collected":
-            collected = values[0]
-        elif kind == "canary":
-            canary_failed = values[0]
-        elif kind == "done":
-            status = values[0]
+        try:
+            said = json.loads(line[len(key) :])
+        except (ValueError, RecursionError):
+            continue
+        match said:
+            case ["test", str(node), str(outcome)]:
+                if _WORSE.get(outcome, 0) >= _WORSE.get(results.get(node, ""), 0):
+                    results[node] = outcome
+            case ["collected", int(count)] if 0 <= count <= _MOST:
+                collected = int(count)
+            case ["canary", bool(failed)]:
+                canary_failed = failed
+            case ["done", int(code)] if 0 <= code <= _HIGHEST_STATUS:
+                status = int(code)
     return Report(results=results, collected=collected, canary_failed=canary_failed, status=status)
 
 

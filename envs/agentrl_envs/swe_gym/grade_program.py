@@ -13,7 +13,7 @@ attempts;
 3. the test files and folders go back to the base commit's state, then the test patch and given test files go
 on
    top;
-4. tests that must fail go to the end of test files.
+4. tests that must fail go to the end of test files: given ones, and copies of tests that are there.
 """
 # ruff: noqa: UP006, UP022, UP031, UP035, UP045, SIM905 - the syntax of Python 3.6; a line of words
 
@@ -49,6 +49,8 @@ _FRAMEWORK = frozenset(
     "pytest_asyncio hypothesis _hypothesis_pytestplugin importlib_metadata zipp pygments colorama".split()
 )
 _ROOTS = ("", "src", "lib")
+_TWINS_PER_FILE = 2
+_LEAST_ROOM = 1 << 20  # bytes
 _GIT_ENV = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -102,9 +104,9 @@ def _git(*arguments: str, data: Optional[bytes] = None) -> "subprocess.Completed
     return _run(["git", *options, *arguments], data, {**os.environ, **_GIT_ENV})
 
 
-def _patch(patch: bytes) -> "subprocess.CompletedProcess[bytes]":
+def _patch(patch: bytes, *, fuzz: int = 5) -> "subprocess.CompletedProcess[bytes]":
     """GNU patch. `--forward`, or `--batch` would apply a patch backwards where that fits better."""
-    return _run(["patch", "--batch", "--forward", "--fuzz=5", "-p1", "--no-backup-if-mismatch"], patch, None)
+    return _run(["patch", "--batch", "--forward", f"--fuzz={fuzz}", "-p1", "--no-backup-if-mismatch"], patch, None)
 
 
 def _run(
@@ -253,7 +255,8 @@ def put_tests(base: str, payload: Dict[str, Any]) -> str:
     patch = payload["test_patch"].encode("utf-8", "surrogateescape")
     if patch.strip():
         result = _git("apply", "--whitespace=nowarn", "-", data=patch)
-        if result.returncode and _patch(patch).returncode:
+        # Without fuzz: tests put somewhere else than they belong would judge something else.
+        if result.returncode and _patch(patch, fuzz=0).returncode:
             return result.stderr.decode(errors="replace")[-500:]
     for path, text in payload["test_files"].items():
         restore(base, path)
@@ -280,6 +283,59 @@ def append_tests(appended: List[Dict[str, Any]]) -> List[str]:
     return done
 
 
+def append_twins(offered: List[Dict[str, Any]]) -> List[str]:
+    """Put copies of tests, false at their end, at the end of their files; the ids of those put."""
+    done = []
+    for path in sorted({each["path"] for each in offered}):
+        if os.path.islink(path) or not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            text = file.read()
+        made = []  # type: List[str]
+        for each in offered:
+            copy = _twin(text, each) if each["path"] == path and len(made) < _TWINS_PER_FILE else None
+            if copy is not None:
+                text += (b"" if text.endswith(b"\n") else b"\n") + b"\n\n" + copy
+                made.append("::".join(filter(None, (path, each["new_owner"], each["new_name"]))))
+        if made:
+            with open(path, "wb") as file:
+                file.write(text)
+        done += made
+    return done
+
+
+def _twin(text: bytes, twin: Dict[str, Any]) -> Optional[bytes]:
+    """The copy's source; None where there is no such test, or it cannot be copied line by line."""
+    try:
+        found = ast.parse(text).body  # type: Any
+    except (SyntaxError, ValueError):
+        return None
+    for name in filter(None, (twin["owner"], twin["name"])):
+        node = next((each for each in reversed(found) if getattr(each, "name", None) == name), None)
+        found = getattr(node, "body", [])
+    decorators = getattr(node, "decorator_list", [])
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not hasattr(node, "end_lineno"):
+        return None  # Python 3.8 tells where a statement ends
+    if found[0].lineno == node.lineno or any("given" in ast.dump(each) for each in decorators):
+        return None  # hypothesis would look for the smallest failure, for long
+    lines = text.split(b"\n")
+    first = min([node.lineno, *(each.lineno for each in decorators)]) - 1
+    indent = re.match(rb"\s*", lines[found[0].lineno - 1]).group()  # type: ignore[union-attr]
+    name = (re.escape(twin["name"]).encode(), twin["new_name"].encode())
+    head = re.sub(rb"\bdef\s+" + name[0] + rb"\b", b"def " + name[1], lines[node.lineno - 1], count=1)
+    body = [*lines[first : node.lineno - 1], head, *lines[node.lineno : node.end_lineno]]
+    copy = b"\n".join([*body, indent + twin["statement"].encode(), b""])
+    if twin["owner"]:
+        owners = (twin["new_owner"], twin["owner"])
+        rest = "[setattr(%s, each, None) for each in dir(%s) if each.startswith('test')]\n" % owners
+        copy = b"class %b(%b):\n" % tuple(each.encode() for each in owners) + copy + b"\n\n" + rest.encode()
+    try:
+        ast.parse(text + b"\n" + copy)
+    except (SyntaxError, ValueError):
+        return None
+    return copy
+
+
 def _takes_tests(text: bytes, parameters: bool) -> bool:
     """Whether a file is Python whose module gives no parameters to all its tests (`parameters`: that matters)."""
     try:
@@ -294,20 +350,45 @@ def _takes_tests(text: bytes, parameters: bool) -> bool:
     return not (parameters and any("parametrize" in ast.dump(node) for node in marks))
 
 
+_REPORT = {
+    "applied": None,
+    "attempts": [],
+    "undone": [],
+    "test_error": "",
+    "appended": [],
+    "twins": [],
+    "present": [],
+}  # type: Dict[str, Any]
+
+
 def main(payload: Dict[str, Any]) -> Dict[str, Any]:
     """All steps, in the current folder. What was done: applied (a way's name or None), attempts, undone
-    (paths), test_error, appended (ids), present (those of the test paths that are files)."""
+    (paths), test_error, appended and twins (ids), present (those of the test paths that are files)."""
     base = open_repository()
     before = untracked_paths()
+    room = shutil.disk_usage(".").free
+    try:
+        return _grade_ready(base, before, payload)
+    except (OSError, RuntimeError):
+        if shutil.disk_usage(".").free >= min(room, _LEAST_ROOM):
+            raise
+        return {**_REPORT, "attempts": ["the patch fills the disk"]}
+
+
+def _grade_ready(base: str, before: "frozenset[str]", payload: Dict[str, Any]) -> Dict[str, Any]:
     applied, attempts = apply_candidate(base, payload["patch"].encode("utf-8", "surrogateescape"))
-    report = {"applied": applied, "attempts": attempts, "undone": [], "test_error": ""}  # type: Dict[str, Any]
-    report.update(appended=[], present=[])
+    report = {**_REPORT, "applied": applied, "attempts": attempts}
     if applied is not None:
-        files = payload.get("files", [])
-        # names are any bytes, and the report is text
-        undone = neutralise(base, files, before)
-        report["undone"] = [os.fsencode(path).decode(errors="backslashreplace") for path in undone]
-        report["test_error"] = put_tests(base, payload)
-        report["appended"] = append_tests(payload.get("appended", []))
-        report["present"] = [path for path in files if os.path.exists(path)]
+        _put_in_order(base, payload, before, report)
     return report
+
+
+def _put_in_order(base: str, payload: Dict[str, Any], before: "frozenset[str]", report: Dict[str, Any]) -> None:
+    files = payload.get("files", [])
+    # names are any bytes, and the report is text
+    undone = neutralise(base, files, before)
+    report["undone"] = [os.fsencode(path).decode(errors="backslashreplace") for path in undone]
+    report["test_error"] = put_tests(base, payload)
+    report["twins"] = append_twins(payload.get("twins", []))
+    report["appended"] = append_tests(payload.get("appended", []))
+    report["present"] = [path for path in files if os.path.exists(path)]

@@ -15,7 +15,7 @@ import msgspec
 from agentrl.errors import DatasetError, GradingTimeoutError, SetupFailedError
 from agentrl.wire import Grade, Sandbox, TestReport
 from agentrl_envs.swe_gym.junit import parse_junit
-from agentrl_envs.swe_gym.must_fail import MustFail
+from agentrl_envs.swe_gym.must_fail import MustFail, Twin
 from agentrl_envs.swe_gym.plans import Command, Plan, plan_of
 from agentrl_envs.swe_gym.plans import grading_targets as grading_targets
 from agentrl_envs.swe_gym.rows import Row
@@ -52,6 +52,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     undone: list[str]
     test_error: str
     appended: list[str]
+    twins: list[str]
     present: list[str]
 
 
@@ -70,11 +71,12 @@ async def run_grade_program(
     test_files: Mapping[str, str] | None = None,
     files: Sequence[str] = (),
     appended: Sequence[MustFail] = (),
+    twins: Sequence[Twin] = (),
 ) -> Preparation:
     """Apply `patch` and put tests and configuration in order, in the work tree of a fresh, prepared sandbox.
 
-    `files` are those that the tests are in; `appended` go to the end of some. Raises `SetupFailedError` where the
-    program itself fails, `DatasetError` where the row's test patch does not apply.
+    `files` are those that the tests are in; `appended` and `twins` go to the end of some. Raises `SetupFailedError`
+    where the program itself fails, `DatasetError` where the row's test patch does not apply.
     """
     payload = {
         "patch": patch,
@@ -83,6 +85,7 @@ async def run_grade_program(
         "test_files": test_files or {},
         "files": list(files),
         "appended": [msgspec.to_builtins(each) for each in appended],
+        "twins": [msgspec.to_builtins(each) for each in twins],
     }
     request = json.dumps({"program": _program(), "payload": payload}).encode()
     command = f"exec python3 -I -c {shlex.quote(_BOOT)}"
@@ -110,8 +113,9 @@ async def grade_row(
 ) -> Grade:
     """Grade `patch` in a fresh sandbox that holds the row's tree; `renew` puts that tree there again.
 
-    A skip or an expected failure of a named test, and the absence of a test that must fail, count only where the row's
-    own fix gives the same in the same sandbox: else any package could skip its tests. So does the failure of another
+    A skip or an expected failure of a named test, the absence of a test that must fail, and a copy of a test that did
+    not fail, count only where the row's own fix gives the same in the same sandbox: else any package could skip its
+    tests. So does the failure of another
     test of the same files where the run was so long that a test may have hung: in the harness, which has no limit for a
     single test, nothing of such a run counts.
     """
@@ -139,14 +143,15 @@ async def grade_row(
 
 
 def _differing(verdict: Verdict, proof: Verdict | None) -> list[tuple[str, str]]:
-    """(test, its status) of those unproved that the reference patch ends otherwise."""
+    """(test, what it did) of those unproved that the reference patch ends otherwise."""
+    said = {test: verdict.tests.get(test, "did not fail") for test in verdict.unproved}
     if proof is None:
-        return [(test, verdict.tests.get(test, "missing")) for test in verdict.unproved]
-    missing = {test for test in proof.unproved if test not in proof.tests}
+        return list(said.items())
+    not_failed = {test for test in proof.unproved if test not in proof.tests}
     return [
-        (test, verdict.tests.get(test, "missing"))
-        for test in verdict.unproved
-        if (test not in missing if test not in verdict.tests else verdict.tests[test] != proof.tests[test])
+        (test, status)
+        for test, status in said.items()
+        if (test not in not_failed if test not in verdict.tests else status != proof.tests[test])
     ]
 
 
@@ -173,24 +178,25 @@ async def _session(row: Row, sandbox: Sandbox, patch: str, plan: Plan, limits: T
         test_files=plan.added,
         files=plan.files,
         appended=plan.appended,
+        twins=plan.twins,
     )
     if done.applied is None:
         return _Session(None, ["the patch does not apply", *done.attempts])
     log = [f"patch applied by: {done.applied}"]
     log += [f"put back before the tests: {path}" for path in done.undone]
     must_fail = [*plan.must_fail, *done.appended]
-    log += [f"added, must fail: {test}" for test in must_fail]
+    log += [f"added, must fail: {test}" for test in [*must_fail, *done.twins]]
     if plan.command is not None:
         verdict, output = await _run_command(row, sandbox, plan.command, must_fail, limits, where=where)
         return _Session(verdict, log, output)
-    return await _run_pytest(row, sandbox, plan, done.present, must_fail, limits, where=where, log=log)
+    return await _run_pytest(row, sandbox, plan, done, must_fail, limits, where=where, log=log)
 
 
 async def _run_pytest(
     row: Row,
     sandbox: Sandbox,
     plan: Plan,
-    files: list[str],
+    done: Preparation,
     must_fail: list[str],
     limits: TestLimits,
     *,
@@ -198,11 +204,11 @@ async def _run_pytest(
     log: list[str],
 ) -> _Session:
     """pytest with the runner's own report of each test."""
-    if not files:
+    if not done.present:
         empty = judge_results({}, fail_to_pass=row.fail_to_pass, pass_to_pass=row.pass_to_pass)
         return _Session(empty, [*log, "none of the files of the named tests is there"])
     report = await sandbox.run_tests(
-        [*plan.options, *_PYTEST_OPTIONS, *files],
+        [*plan.options, *_PYTEST_OPTIONS, *done.present],
         timeout_s=limits.session_s,
         test_timeout_s=limits.test_s,
         canary=True,
@@ -211,9 +217,14 @@ async def _run_pytest(
     )
     if report.timed_out and not _failed_before_the_end(report, row):
         raise _late(limits.session_s, f"{where}, sandbox {sandbox.id}")
-    verdict = judge(report, fail_to_pass=row.fail_to_pass, pass_to_pass=row.pass_to_pass, must_fail=must_fail)
-    named = {*row.fail_to_pass, *row.pass_to_pass, *must_fail}
-    failed = tuple(test for test, status in report.results.items() if status in BAD and test not in named)
+    named = {"fail_to_pass": row.fail_to_pass, "pass_to_pass": row.pass_to_pass, "must_fail": must_fail}
+    verdict = judge(report, **named, twins=done.twins)
+    expected = {*row.fail_to_pass, *row.pass_to_pass, *must_fail, *done.twins}
+    failed = tuple(
+        test
+        for test, status in report.results.items()
+        if status in BAD and test not in expected and test.partition("[")[0] not in done.twins
+    )
     return _Session(verdict, log, report.output, failed, failed if report.duration_s >= limits.test_s else ())
 
 

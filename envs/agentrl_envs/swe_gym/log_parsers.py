@@ -10,6 +10,7 @@ Ids keep their blanks (`t.py::f[a b]`), which that harness cuts off; `verdict` k
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 
@@ -27,7 +28,10 @@ _WORDS = {
 _WORD = "|".join(_WORDS)
 _WORD_FIRST = re.compile(rf"({_WORD})\s+(\S.*)")
 _FOLDED_SKIPS = re.compile(r"\[\d+\]")  # `SKIPPED [3] tests/test_a.py:7: why` names no test
-_WORD_LAST = re.compile(rf"(\S+::\S.*?)\s+({_WORD})(?:\s+\(.*\))?(?:\s+\[\s*\d+%\])?\s*")
+_WORD_WITHIN = re.compile(rf"\s({_WORD})(?!\S)")
+_AFTER_WORD = re.compile(r"(?:\s+\(.*\))?(?:\s+\[\s*\d+%\])?\s*")
+_ID = re.compile(r"\S+::\S")
+_MOST_WORDS, _LONGEST_LINE = 20, 500  # a hostile line must not cost the square of its length
 _WORD_SECOND = re.compile(rf"(\S+)\s+({_WORD})(?:\s.*)?")
 _WORKER = re.compile(r"\[gw\d+\]\s+(?:\[\s*\d+%\]\s+)?")  # of pytest-xdist, before the word
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -40,7 +44,8 @@ def parse_pytest(log: str) -> Statuses:
     """`PASSED id`, `FAILED id - why`, `id PASSED [ 10%]`, `[gw0] [ 10%] PASSED id`."""
     statuses: Statuses = {}
     for line in log.split("\n"):
-        found = _pytest_line(_COLOURS.sub("", line).rstrip("\r"))
+        shown = line.rstrip("\r").rpartition("\r")[2]  # what a bar of progress leaves in a terminal
+        found = _pytest_line(_COLOURS.sub("", shown))
         if found is not None:
             _set(statuses, *found)
     return statuses
@@ -60,18 +65,22 @@ def _pytest_line(line: str) -> tuple[str, str] | None:
         if word == "SKIPPED" and _FOLDED_SKIPS.match(rest):
             return None
         return (rest.strip() if word == "PASSED" else _without_reason(rest)), _WORDS[word]
-    last = _WORD_LAST.fullmatch(line) or _WORD_SECOND.fullmatch(line)
-    return None if last is None else (last[1], _WORDS[last[2]])
+    if _ID.match(line):
+        for word in itertools.islice(_WORD_WITHIN.finditer(line), _MOST_WORDS):
+            if _AFTER_WORD.fullmatch(line, word.end()):
+                return line[: word.start()].rstrip(), _WORDS[word[1]]
+    second = _WORD_SECOND.fullmatch(line)
+    return None if second is None else (second[1], _WORDS[second[2]])
 
 
 def _without_reason(text: str) -> str:
     """`id - why` without why. An id's parameters may hold ` - ` too: they end with a bracket."""
-    parts = text.split(" - ")
-    for count in range(1, len(parts)):
-        test = " - ".join(parts[:count])
-        if "[" not in test or test.endswith("]"):
-            return test.strip()
-    return (parts[0] if "[" not in parts[0] or parts[0].endswith("]") else text).strip()
+    bracket, at = text.find("["), text.find(" - ")
+    while at >= 0:
+        if not 0 <= bracket < at or text[at - 1] == "]":
+            return text[:at].strip()
+        at = text.find(" - ", at + 3)
+    return text.strip()
 
 
 def parse_pytest_options(log: str) -> Statuses:
@@ -124,7 +133,7 @@ def parse_django(log: str) -> Statuses:
     statuses: Statuses = {}
     waiting: str | None = None
     for raw in log.split("\n"):
-        line = raw.strip()
+        line = _COLOURS.sub("", raw).strip()
         if _VERSION_TEST in line and not line.endswith(("FAIL", "ERROR")):
             _set(statuses, _VERSION_TEST, "passed")
         if " ... " in line or line.endswith(" ..."):
@@ -175,6 +184,8 @@ def parse_sympy(log: str) -> Statuses:
     statuses: Statuses = {}
     for raw in log.split("\n"):
         line = _COLOURS.sub("", raw).strip()
+        if len(line) > _LONGEST_LINE:
+            continue
         title = _SYMPY_FAILED.fullmatch(line)
         if title is not None:
             _set(statuses, title[1], "failed")

@@ -3,6 +3,9 @@
 The runner has one of its own, in a file of its own. These stand in the very files of the tests that must be mended,
 under names like theirs, and use what those use: plain assertions, `pytest.raises`, the methods of `TestCase`. Each
 checks that a row of false statements is refuted and then fails; if one of them no longer is, it passes.
+
+A `Twin` is the copy of a test that must be mended, false at its end: it does with the code under test what that test
+does, so that whatever spares tests in which its code is called, or leads them past their assertions, spares the copy.
 """
 
 # ruff: noqa: SIM905 - words on a line read better than a list of literals
@@ -20,10 +23,13 @@ _WORDS = (
     "prefix quotes ranges reader round rules scope simple slices sorted spaces stages steps strings suffix table"
 ).split()
 _ENOUGH = 12  # words, for names that nobody foresees
+_TWINS_OFFERED = 8  # per file; not each test can be copied
 
 _FUNCTION = """
 
 def {name}():
+    from unittest import mock
+
     import pytest
 
     values = [{a}, {b}, {c}]
@@ -38,6 +44,9 @@ def {name}():
         lambda: str(values) == repr(tuple(values)),
         lambda: sum(values) == {d},
         lambda: values[0] == pytest.approx({d}),
+        lambda: mock.Mock().assert_called_with({a}) is None,
+        lambda: mock.Mock().assert_called_once() is None,
+        lambda: mock.Mock().assert_has_calls([mock.call({a})]) is None,
     ):
         try:
             assert statement()
@@ -54,7 +63,7 @@ def {name}():
             raise ValueError("none")
     except (AssertionError, pytest.fail.Exception):
         refuted += 1
-    assert refuted != 12
+    assert refuted != 15
 """
 
 _CLASS = """
@@ -124,6 +133,36 @@ def must_fail_beside(fail_to_pass: Sequence[str], others: Sequence[str]) -> list
     return [made for path, rest in first.items() for made in _pair(path, rest, words)]
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A copy of the test `name` (a method of `owner`, or a function where that is empty) of the file at `path`, to be
+    called `new_name` (in a class `new_owner`), with `statement`, which is false, at its end."""
+
+    path: str
+    owner: str
+    name: str
+    new_owner: str
+    new_name: str
+    statement: str
+
+
+def twins_of(fail_to_pass: Sequence[str]) -> list[Twin]:
+    """Copies to choose from, in random order: of functions, and of methods of classes at a file's top."""
+    offered: dict[str, set[tuple[str, str]]] = {}
+    for test in fail_to_pass:
+        path, *owners, name = test.partition("[")[0].split("::")
+        owner = owners[0] if owners else ""
+        if path.endswith(".py") and len(owners) <= 1 and name.isidentifier() and (not owner or owner.isidentifier()):
+            offered.setdefault(path, set()).add((owner, name))
+    made = []
+    for path, tests in offered.items():
+        for owner, name in secrets.SystemRandom().sample(sorted(tests), min(len(tests), _TWINS_OFFERED)):
+            new_owner = owner and owner + "".join(word.capitalize() for word in _two().split("_"))
+            statement = "assert sum([{a}, {b}, {c}]) == {d}".format(**_numbers())
+            made.append(Twin(path, owner, name, new_owner, f"{name}_{_two()}", statement))
+    return made
+
+
 def _pair(path: str, rest: str, words: Sequence[str]) -> list[MustFail]:
     *owners, name = rest.partition("[")[0].split("::")
     name = name if name.isidentifier() else "test"
@@ -149,6 +188,7 @@ def _numbers() -> dict[str, int]:
 # --- tests of other runners ---------------------------------------------------------------------------------
 
 _DJANGO = "import unittest\n" + _CLASS
+_WITH_METHOD = re.compile(r"(\w+) \([\w.]+\.\1\)")
 _SYMPY = """
 
 def {name}():
@@ -157,13 +197,15 @@ def {name}():
 """
 
 
-def django_test(folder: str) -> tuple[str, str, str, str]:
-    """(path, text, label, id in the log) of a module for Django's runner beside the tests in `folder`."""
+def django_test(folder: str, like: Sequence[str]) -> tuple[str, str, str, str]:
+    """(path, text, label, id in the log) of a module for Django's runner beside the tests in `folder`. Ids are as those
+    of `like`: since Python 3.11 they end with the method's name."""
     module, method = f"test_{_two()}", f"test_{_two()}"
     owner = "".join(word.capitalize() for word in module.split("_"))
     label = ".".join([*folder.split("/")[1:], module])
     text = _DJANGO.format(owner=owner, name=method, **_numbers())
-    return f"{folder}/{module}.py", text, label, f"{method} ({label}.{owner})"
+    name = f".{method}" if any(_WITH_METHOD.fullmatch(test) for test in like) else ""
+    return f"{folder}/{module}.py", text, label, f"{method} ({label}.{owner}{name})"
 
 
 def sympy_test(folder: str) -> tuple[str, str, str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl_envs.swe_gym.log_parsers import parser_name
-from agentrl_envs.swe_gym.must_fail import MustFail, django_test, must_fail_beside, sympy_test
+from agentrl_envs.swe_gym.must_fail import MustFail, Twin, django_test, must_fail_beside, sympy_test, twins_of
 from agentrl_envs.swe_gym.rows import Row, patch_paths
 
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})
@@ -49,8 +49,9 @@ class Plan:
     """How a row's tests are run.
 
     `restored`: paths put back before the test patch. `files`: what pytest is asked to run, with `options`; `command`
-    where another runner is. `appended`: tests that must fail, put at the end of test files; `added`: files (path →
-    text) and `must_fail`: ids, of such tests in files of their own.
+    where another runner is. `appended`: tests that must fail, put at the end of test files; `twins`: copies of named
+    tests that must fail, put there too; `added`: files (path → text) and `must_fail`: ids, of such tests in files of
+    their own.
     """
 
     restored: tuple[str, ...]
@@ -58,6 +59,7 @@ class Plan:
     options: tuple[str, ...] = ()
     command: Command | None = None
     appended: tuple[MustFail, ...] = ()
+    twins: tuple[Twin, ...] = ()
     added: dict[str, str] = field(default_factory=dict)
     must_fail: tuple[str, ...] = ()
 
@@ -83,7 +85,13 @@ def plan_of(row: Row) -> Plan:
         return Plan(restored_paths(row, files, steering), command=command, appended=appended)
     if row.repo in _BY_NAME:
         options = _by_name(row)
-    return Plan(restored_paths(row, files), files=files, options=tuple(options or ()), appended=appended)
+    return Plan(
+        restored_paths(row, files),
+        files=files,
+        options=tuple(options or ()),
+        appended=appended,
+        twins=tuple(twins_of(row.fail_to_pass)),
+    )
 
 
 def grading_targets(row: Row) -> tuple[list[str], list[str]]:
@@ -178,7 +186,7 @@ def _django(row: Row) -> Plan:
     added, must_fail = {}, []
     if files:
         folder = min(files).rpartition("/")[0]
-        path, text, label, test = django_test(folder)
+        path, text, label, test = django_test(folder, (*row.fail_to_pass, *row.pass_to_pass))
         added, must_fail, line = {path: text}, [test], f"{line} {label}"
     return Plan(
         restored_paths(row, (), _RUNNERS["django/django"]),

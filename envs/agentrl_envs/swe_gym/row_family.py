@@ -13,7 +13,7 @@ from agentrl.errors import CommandTimeoutError, ConfigError, DatasetError, Setup
 from agentrl.sandbox.images import recipe_names
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Grade, Sandbox, Task
-from agentrl_envs.swe_gym.archives import entering
+from agentrl_envs.swe_gym.collecting import GIT, collect_patch
 from agentrl_envs.swe_gym.grading import TestLimits, grade_row
 from agentrl_envs.swe_gym.images import image_of
 from agentrl_envs.swe_gym.options import SweGymOptions
@@ -25,16 +25,9 @@ from agentrl_envs.swe_gym.trees import Tree, TreeStore
 _TOOLS = ("bash", "view", "create", "str_replace", "insert", "undo_edit", "submit")
 _WORKDIR = "/testbed"
 _SETUP_TIMEOUT_S = 120.0
-_PATCH_LIMIT_BYTES = 11 * 1024 * 1024  # the most that a sandbox's server reads at once
-_COLLECTED = "/tmp/.agentrl-collect.patch"
 _DURATION_FACTOR, _MIN_TEST_TIMEOUT_S = 5.0, 60.0
 _BASE_REF = "refs/agentrl/base"  # a commit of the agent's on `main` does not move it
 
-_GIT = (
-    "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1; git() { command git "
-    "-c safe.directory=* -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.quotePath=true "
-    '-c user.name=base -c user.email=base@localhost "$@"; }; '
-)
 # Everything but caches becomes the single commit, so that a reset brings all of it back.
 _CUT = (
     "find . -name .git -prune -exec rm -rf {} +; "
@@ -44,31 +37,17 @@ _CUT = (
 )
 _IS_CUT = '[ "$(git rev-list --all --count 2>/dev/null)" = 1 ] && [ -z "$(git remote)" ] && [ ! -e .git/shallow ]'
 # The repository of an image, whose history is cut already where the sandbox's server brought it.
-_PREPARE_IMAGE = f"{_GIT}set -e; if ! {{ {_IS_CUT}; }}; then {_CUT} fi; git update-ref {_BASE_REF} HEAD"
+_PREPARE_IMAGE = f"{GIT}set -e; if ! {{ {_IS_CUT}; }}; then {_CUT} fi; git update-ref {_BASE_REF} HEAD"
 # A patch on stdin first: the tree that has the bug is the base.
-_PREPARE_BUG = f"{_GIT}set -e; git apply --whitespace=nowarn -; {_CUT} git update-ref {_BASE_REF} HEAD"
+_PREPARE_BUG = f"{GIT}set -e; git apply --whitespace=nowarn -; {_CUT} git update-ref {_BASE_REF} HEAD"
 # The tree as it was prepared, out of a repository that code under test could have changed: its objects are named by
 # their content, and the rest is written anew.
-_RENEW_IMAGE = _GIT + (
+_RENEW_IMAGE = GIT + (
     "set -e; rm -rf .git/hooks .git/info .git/refs/replace .git/index.lock; "
     r"printf '[core]\n\trepositoryformatversion = 0\n\tbare = false\n' > .git/config; "
     "echo 'ref: refs/heads/main' > .git/HEAD; git update-ref refs/heads/main {base}; "
     "git reset -q --hard {base}; git clean -fdxq"
 )
-# Before a diff: what the agent made unreadable is readable, and a repository that it made in a folder is plain files
-# (git would keep nothing but its commit's name, or fail).
-_TIDY = (
-    r"find . -path ./.git -prune "
-    r"-o -type d ! -perm -u=rwx -exec chmod u+rwx {} \; -false "
-    r"-o -type f ! -perm -u=r -exec chmod u+r {} \; -false "
-    r"-o -name .git -prune \( -exec chmod -R u+rwX {} \; -o -true \) -exec rm -rf {} + || true; "
-)
-_DIFF = (
-    "{git}{tidy}set -e; rm -rf {out} /tmp/.agentrl-attributes; echo '* binary' > /tmp/.agentrl-attributes; git add -A; "
-    "git {attributes}diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv --no-renames "
-    "--src-prefix=a/ --dst-prefix=b/ {base} -- > {out}"
-)
-_ALL_BINARY = "-c core.attributesFile=/tmp/.agentrl-attributes "
 
 
 class RowFamily:
@@ -196,56 +175,14 @@ class RowFamily:
             )
 
     async def collect(self, task: Task, sandbox: Sandbox) -> str:
-        """`git diff --binary` of the work tree against the base commit, new files included, ignored ones not.
-
-        A tree of which git makes no diff, or one too large to be read, is an empty patch: the agent made it
-        so. Bytes that are no UTF-8 are surrogate escapes. Raises `CommandTimeoutError` where git does not end.
-        """
-        base = await self._base(task)
-        if not await self._write_diff(sandbox, base, attributes=""):
-            await self._restore_repository(task, sandbox)
-            if not await self._write_diff(sandbox, base, attributes=""):
-                return ""
-        patch = await self._read_patch(sandbox)
-        try:
-            return patch.decode()
-        except UnicodeDecodeError:
-            # text in another encoding: as binary hunks the same change is plain ASCII
-            await self._write_diff(sandbox, base, attributes=_ALL_BINARY)
-            # but a link's target is never binary
-            return (await self._read_patch(sandbox)).decode("utf-8", "surrogateescape")
-
-    async def _base(self, task: Task) -> str:
-        """The base commit in the sandbox. The host knows a bundle's; another is kept under a ref of ours."""
+        """See `collect_patch`."""
         row = _row(task)
-        tree = None if row.bug_patch else await self._tree(row)
-        return _BASE_REF if tree is None else tree.commit
 
-    async def _write_diff(self, sandbox: Sandbox, base: str, *, attributes: str) -> bool:
-        command = _DIFF.format(git=_GIT, tidy=_TIDY, out=_COLLECTED, attributes=attributes, base=base)
-        command = entering(sandbox.workdir) + command
-        result = await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd="/")
-        if result.timed_out:
-            raise CommandTimeoutError(
-                f"git diff did not end within {_SETUP_TIMEOUT_S:.0f} s", where=f"sandbox {sandbox.id}"
-            )
-        return result.exit_code == 0
+        async def tree() -> Tree | None:
+            return None if row.bug_patch else await self._tree(row)
 
-    async def _restore_repository(self, task: Task, sandbox: Sandbox) -> None:
-        """The agent broke or removed `.git`: a fresh one from the host, the agent's files untouched."""
-        row = _row(task)
-        tree = None if row.bug_patch else await self._tree(row)
-        if tree is None:
-            return
-        # git knows a repository by these two folders, and the packed one has empty ones
-        command = "chmod -R u+rwX .git; rm -rf .git && mkdir -p .git/refs .git/objects"
-        await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)
-        await sandbox.write_files(tree.repository_files())
-
-    async def _read_patch(self, sandbox: Sandbox) -> bytes:
-        """The collected patch; empty where it is gone or would be cut."""
-        patch = await sandbox.read_file(_COLLECTED, limit_bytes=_PATCH_LIMIT_BYTES)
-        return b"" if patch is None or len(patch) >= _PATCH_LIMIT_BYTES else patch
+        known = await tree()  # the host knows a bundle's commit; another is kept under a ref of ours
+        return await collect_patch(sandbox, base=_BASE_REF if known is None else known.commit, tree=tree)
 
     async def grade(self, task: Task, sandbox: Sandbox, patch: str) -> Grade:
         row = _row(task)
@@ -270,7 +207,7 @@ class RowFamily:
         tree = None if row.bug_patch else await self._tree(row)
         if tree is not None:
             return tree.commit
-        command = f"{_GIT}git rev-parse {_BASE_REF}"
+        command = f"{GIT}git rev-parse {_BASE_REF}"
         return (await sandbox.run(command, timeout_s=_SETUP_TIMEOUT_S, cwd=sandbox.workdir)).output.strip()
 
     def _limits(self, row: Row) -> TestLimits:

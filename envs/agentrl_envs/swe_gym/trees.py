@@ -45,12 +45,18 @@ class Tree:
     archive: bytes
     commit: str
 
-    def repository_files(self) -> dict[str, bytes]:
-        """The files under `.git` alone (path → content)."""
-        with tarfile.open(fileobj=io.BytesIO(self.archive)) as tar:
-            members = [member for member in tar if member.isreg() and member.name.startswith(".git/")]
-            streams = ((member.name, tar.extractfile(member)) for member in members)
-            return {name: stream.read() for name, stream in streams if stream is not None}
+    def repository(self) -> bytes:
+        """A tar of what is under `.git` alone, named from there."""
+        buffer = io.BytesIO()
+        with (
+            tarfile.open(fileobj=io.BytesIO(self.archive)) as tar,
+            tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as packed,
+        ):
+            for member in tar:
+                if member.name.startswith(".git/"):
+                    content = tar.extractfile(member) if member.isreg() else None
+                    packed.addfile(member.replace(name=member.name.removeprefix(".git/")), content)
+        return buffer.getvalue()
 
 
 class TreeStore:

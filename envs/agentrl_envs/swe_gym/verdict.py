@@ -8,7 +8,7 @@ failed. What is judged is a report that the runner wrote, or, where there is non
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.wire import TestReport
 from agentrl_envs.swe_gym.log_parsers import PARSERS
@@ -42,11 +42,21 @@ def judge(
     fail_to_pass: Sequence[str],
     pass_to_pass: Sequence[str],
     must_fail: Sequence[str] = (),
+    twins: Sequence[str] = (),
 ) -> Verdict:
     """The verdict over the named tests. The report must come from a session with the runner's must-fail test in it;
-    `must_fail` are ids of further ones."""
+    `must_fail` are ids of further ones, `twins` of copies of named tests, which may be cut off before their end."""
     doubts = _session_doubts(report)
-    return _weigh(report.results, doubts, fail_to_pass, pass_to_pass, must_fail)
+    verdict = _weigh(report.results, doubts, fail_to_pass, pass_to_pass, must_fail)
+    return replace(verdict, unproved=(*verdict.unproved, *_not_failed(twins, report.results)))
+
+
+def _not_failed(twins: Sequence[str], results: Mapping[str, str]) -> list[str]:
+    """Those that did not run, or ended well; each of a copy's parameters counts."""
+    ended: dict[str, list[str]] = {test: [] for test in twins}
+    for test, status in results.items():
+        ended.get(test.partition("[")[0], []).append(status)
+    return [test for test, statuses in ended.items() if not statuses or set(statuses) - BAD]
 
 
 def judge_log(

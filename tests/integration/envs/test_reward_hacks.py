@@ -1,31 +1,18 @@
 """K45: what earns a reward without solving the task earns none, on both backends; honest patches are not punished."""
 
 import asyncio
-import importlib.util
-import types
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
+import reward_hacks as hacks
+import reward_hacks_more as more
 
 from agentrl.config import SandboxConfig
 from agentrl.errors import NoSandboxBackendError
 from agentrl.sandbox import Pool, open_pool
 from agentrl.wire import Grade, Task
 from agentrl_envs.swe_gym import SweGymEnvironment
-
-
-def _hacks() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("hacks", Path(__file__).with_name("hacks.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hacks = _hacks()
 
 
 class Court:
@@ -99,6 +86,19 @@ def test_tricks_on_test_cases_earn_nothing(court: Court) -> None:
     assert len(patches) >= 4
     assert earned(court.grades({"gold": hacks.GOLD}, hacks.OF_CLASSES), 1.0) == {}
     assert earned(court.grades(patches, hacks.OF_CLASSES), 0.0) == {}
+
+
+def test_further_tricks_earn_nothing(court: Court) -> None:
+    patches = {name: hacks.adding({hacks.INIT: "+" + text}) for name, text in more.IN_PACKAGE.items()}
+    assert earned(court.grades({**more.BY_FILES, **patches}), 0.0) == {}
+
+
+def test_what_spares_the_tests_that_call_the_package_spares_their_copies(court: Court) -> None:
+    grades = court.grades(more.AT_RUN_TIME)
+    assert earned(grades, 0.0) == {}
+    swallowed = grades["swallows what follows a call"]
+    assert set(swallowed.tests.values()) == {"passed", "xfailed"}, "but for the copies it would have earned 1"
+    assert "did not fail, and otherwise under the reference patch" in swallowed.log
 
 
 def test_skips_and_expected_failures_of_the_candidates_earn_nothing(court: Court) -> None:

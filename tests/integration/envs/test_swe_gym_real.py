@@ -1,16 +1,11 @@
 """The environment in real bubblewrap sandboxes: gold resolves, attacks do not, the expert solves its tasks."""
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from real_pool import with_pool
 
-from agentrl.config import SandboxConfig
-from agentrl.errors import NoSandboxBackendError
-from agentrl.sandbox import open_pool
 from agentrl.trajectory import Split
 from agentrl.wire import Grade, Sandbox, SandboxPool, Task, ToolCall
 from agentrl_envs.swe_gym import SweGymEnvironment
@@ -21,19 +16,6 @@ pytestmark = pytest.mark.bubblewrap
 
 MINED = Path(__file__).parents[2] / "data" / "mined" / "instances.jsonl"
 ROW = "mahmoud__boltons-8ba3a7fa0d"
-
-
-def with_pool(work: Callable[[SandboxPool], Awaitable[Any]]) -> Any:
-    """Run `work(pool)` with a small bubblewrap pool."""
-
-    async def main() -> Any:
-        async with open_pool(SandboxConfig(backend="bubblewrap", size=4, starters=2), run_id="test-envs") as pool:
-            return await work(pool)
-
-    try:
-        return asyncio.run(main())
-    except NoSandboxBackendError as error:
-        pytest.skip(f"no bubblewrap here: {error.what}")
 
 
 async def grade(pool: SandboxPool, environment: SweGymEnvironment, task: Task, patch: str) -> Grade:
@@ -179,11 +161,32 @@ def test_what_an_agent_leaves_never_fails_the_collection(
                 patch = await environment.collect(task, sandbox)
                 assert "diff --git a/shut/in/x.py b/shut/in/x.py\n" in patch
                 await sandbox.run("head -c 12000000 /dev/urandom > big", timeout_s=30)
-                assert await environment.collect(task, sandbox) == ""
-                await sandbox.run("rm big; mkdir -p /tmp/.agentrl-attributes; chmod 0 . .git", timeout_s=30)
+                assert await environment.collect(task, sandbox) == (patch if environment is rows else "")
+                await sandbox.run("rm big; mkdir -p /tmp/.agentrl-collect/patch; chmod 0 . .git", timeout_s=30)
                 assert await environment.collect(task, sandbox) == patch
             honest = await grade(pool, environment, task, patch + environment.reference_patch(task))
             assert honest.reward == 1.0, honest.log
+
+    with_pool(work)
+
+
+def test_a_full_disk_does_not_lose_the_work(mined: tuple[SweGymEnvironment, dict[str, Task]]) -> None:
+    """The work tree and /tmp are full, of files that are ignored; the repository is gone or not."""
+    environment, task = mined[0], mined[1][ROW]
+    fill = "cat /dev/zero > x.pyc; cat /dev/zero > /tmp/x; echo 1 > y.pyc; echo 1 > /tmp/y"
+
+    async def work(pool: SandboxPool) -> None:
+        for first in ("true", "rm -rf .git"):
+            async with pool.lease(environment.image(task), timeout_s=120) as sandbox:
+                await environment.prepare(task, sandbox)
+                gold = environment.reference_patch(task)
+                applied = await sandbox.run("git apply -", timeout_s=30, stdin=gold.encode())
+                assert applied.exit_code == 0
+                plain = await environment.collect(task, sandbox)
+                assert plain
+                full = await sandbox.run(f"{first}; {fill}", timeout_s=60)
+                assert full.output.count("No space left") == 4
+                assert await environment.collect(task, sandbox) == plain
 
     with_pool(work)
 

@@ -6,7 +6,6 @@ The oracle is a float32 recompute with transformers: equal to 1e-4 nats per toke
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
+import policy_contract as contract
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -34,15 +34,6 @@ pytestmark = pytest.mark.vllm
 TOLERANCE = 1e-4
 PROBE = np.array([5, 17, 41, 9, 30, 77, 12, 8], dtype=np.int32)
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(5, 500, 300)]
-
-_spec = importlib.util.spec_from_file_location(
-    "policy_contract", Path(__file__).parents[2] / "unit" / "policy" / "policy_contract.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-contract = sys.modules.setdefault("policy_contract", importlib.util.module_from_spec(_spec))
-if not hasattr(contract, "CHECKS"):
-    _spec.loader.exec_module(contract)
 
 
 class Trainer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 import signal
@@ -179,7 +180,8 @@ class Sitting:
 
     def _leftovers(self) -> list[str]:
         alive = [f"process {p.pid} {p.name}" for p in self.seen if p.alive]
-        groups = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/agentrl-*-{self.pid}-*")]
+        names = [name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders]  # others' may go meanwhile
+        groups = fnmatch.filter(names, f"agentrl-*-{self.pid}-*")
         sockets = [word for p in self.seen for word in p.command if word.startswith("ipc://")]
         folders = {str(Path(word.removeprefix("ipc://")).parent) for word in sockets}
         mounts = sorted(run_mounts() - self.mounts)
@@ -202,12 +204,16 @@ class Run:
         return Sitting(["train", "swe-gym", "--run-dir", str(self.path), "--plain", *words], dict(env))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One run for the tests of a file: every one goes on with what the one before has left."""
-    fault = bubblewrap_fault()
-    if fault:
+@pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """Skips, with the reason, where it cannot be used."""
+    if (fault := bubblewrap_fault()) is not None:
         pytest.skip(fault)
+
+
+@pytest.fixture(scope="module")
+def run(bubblewrap: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run for the tests of a file: every one goes on with what the one before has left."""
     return Run(tmp_path_factory.mktemp("runs") / "run")
 
 

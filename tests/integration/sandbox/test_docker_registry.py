@@ -110,7 +110,7 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Regist
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     monkeypatch.setattr(docker_images, "_FIRST_PAUSE_S", 0.05)
     equipment = foreign.Equipment(command=(), volumes={}, environment={})
-    monkeypatch.setattr(foreign, "equip", lambda client, image, *, limits: equipment)
+    monkeypatch.setattr(foreign, "equip", lambda client, image, **more: equipment)
     registry = Registry()
     yield registry
     registry.server.shutdown()

@@ -19,7 +19,7 @@ import docker
 import pytest
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import SetupFailedError
+from agentrl.errors import ImageUnfitError
 from agentrl.sandbox import Pool, foreign, open_pool
 from agentrl.sandbox.backend import docker_fault
 from agentrl.sandbox.images import BASE_IMAGE, ensure_docker_image
@@ -257,7 +257,7 @@ def test_a_bundle_can_be_unpacked_over_the_images_tree(swe_gym_house: ForeignHou
 
 def test_a_tree_that_is_too_large_names_the_setting(client: Any, like_swe_gym: str) -> None:
     narrow = replace(Limits.of(CONFIG), disk_bytes=8192)
-    with pytest.raises(SetupFailedError, match=r"has 1 MB, a sandbox has room for 0 MB") as caught:
+    with pytest.raises(ImageUnfitError, match=r"has 1 MB, a sandbox has room for 0 MB") as caught:
         foreign.equip(client, like_swe_gym, limits=narrow)
     assert "sandbox.disk-mb" in caught.value.remedy
 
@@ -299,7 +299,7 @@ def test_an_image_without_bash_is_refused(client: Any) -> None:
         tar.addfile(member, io.BytesIO())
     repository, _, tag = EMPTY.partition(":")
     client.api.import_image_from_data(root.getvalue(), repository=repository, tag=tag)
-    with pytest.raises(SetupFailedError, match="it has no /bin/bash"):
+    with pytest.raises(ImageUnfitError, match="it has no /bin/bash"):
         foreign.equip(client, EMPTY, limits=Limits.of(CONFIG))
 
 

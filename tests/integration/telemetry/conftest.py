@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
+import fake_run
 import pytest
 
 Dump = Callable[[str], str]
@@ -21,15 +19,8 @@ _FLAGS = (
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """The generator of the unit tests, loaded by its path: test folders are no packages."""
-    path = Path(__file__).parents[2] / "unit" / "telemetry" / "fake_run.py"
-    spec = importlib.util.spec_from_file_location("agentrl_tests_fake_run", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The module `fake_run`."""
+    return fake_run
 
 
 @pytest.fixture(scope="session")

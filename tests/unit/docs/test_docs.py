@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
 import shlex
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from local_sandbox import LocalSandbox
 
 from agentrl import errors
 from agentrl.agent.tools import TOOLS
@@ -92,6 +92,8 @@ def test_every_command_parses(page: str, line: str, in_prose: bool) -> None:
         load_warm_start(**settings)
     elif found["command"] in ("train", "eval"):
         load_config(**settings)
+    elif line.startswith("agentrl sandbox "):
+        load_config(overrides=found["overrides"])
     else:
         assert found["overrides"] == []
 
@@ -306,15 +308,9 @@ def example() -> types.ModuleType:
 
 @pytest.fixture
 def new_sandbox(tmp_path: Path) -> Callable[[], Any]:
-    """Makes the environments' stand-in sandboxes (`tests/unit/envs/conftest.py`)."""
-    place = ROOT / "tests/unit/envs/conftest.py"
-    spec = importlib.util.spec_from_file_location("docs_stand_in", place)
-    assert spec is not None
-    assert spec.loader is not None
-    stand_in = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(stand_in)
+    """Makes the environments' stand-in sandboxes."""
     made = iter(range(100))
-    return lambda: stand_in.LocalSandbox(tmp_path / f"sandbox-{next(made)}")
+    return lambda: LocalSandbox(tmp_path / f"sandbox-{next(made)}")
 
 
 def test_the_example_keeps_the_environments_protocol(example: types.ModuleType) -> None:

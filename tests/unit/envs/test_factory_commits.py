@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from swe_rows import report
 
-from agentrl import wire
 from agentrl.errors import DatasetError
 from agentrl.wire import MineRequest
 from agentrl_envs.swe_gym.factory.commits import Candidate, LeftOut, choose, problem_statement
@@ -262,26 +262,13 @@ def test_before_and_after_over_three_runs() -> None:
     assert outcome.unstable == ("t::changing", "t::flaky after", "t::flaky before")
 
 
-def report(**changes: object) -> wire.TestReport:
-    usual: dict[str, object] = {
-        "exit_code": 0,
-        "results": {},
-        "collected": 0,
-        "output": "",
-        "timed_out": False,
-        "canary_failed": True,
-        "duration_s": 1.0,
-    }
-    return wire.TestReport(**{**usual, **changes})  # type: ignore[arg-type]
-
-
 def test_sessions_that_cannot_be_believed() -> None:
-    assert distrust(report()) == ""
-    assert distrust(report(exit_code=1)) == ""
-    assert distrust(report(timed_out=True)) == "tests do not end"
-    assert distrust(report(canary_failed=None)) == "session ended early or fakes results"
-    assert distrust(report(canary_failed=False)) == "session ended early or fakes results"
-    assert distrust(report(exit_code=3)) == "pytest ended with exit code 3"
+    assert distrust(report({})) == ""
+    assert distrust(report({}, exit_code=1)) == ""
+    assert distrust(report({}, timed_out=True)) == "tests do not end"
+    assert distrust(report({}, canary_failed=None)) == "session ended early or fakes results"
+    assert distrust(report({}, canary_failed=False)) == "session ended early or fakes results"
+    assert distrust(report({}, exit_code=3)) == "pytest ended with exit code 3"
 
 
 @pytest.mark.parametrize(
@@ -295,7 +282,7 @@ def test_sessions_that_cannot_be_believed() -> None:
     ],
 )
 def test_what_the_tests_lack_is_named(output: str, lacks: str) -> None:
-    assert missing_requirement(report(output=output), {"pkg"}) == lacks
+    assert missing_requirement(report({}, output=output), {"pkg"}) == lacks
 
 
 def test_names_of_repositories(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from agentrl.wire import FactoryReport, InjectRequest, MineRequest
 from agentrl_envs.swe_gym.factory.git import Repository
 from agentrl_envs.swe_gym.factory.in_order import in_order
 from agentrl_envs.swe_gym.factory.output import OutputFolder
+from agentrl_envs.swe_gym.row_files import read_raw
 from agentrl_envs.swe_gym.rows import TreeRef
 from agentrl_envs.swe_gym.trees import build_tree
 
@@ -97,7 +98,7 @@ def test_a_line_cut_short_is_cut_off(repository: Repository, tmp_path: Path) -> 
     with opened(repository, tmp_path) as folder:
         accept(folder, repository, "0000000001", "x = 2\n", tmp_path)
         folder.reject("0000000002", "unstable")
-    for name in ("instances.jsonl", "decided.jsonl"):
+    for name in ("instances.jsonl", "decided.log"):
         with (tmp_path / "out" / name).open("a") as file:
             file.write('{"instance_id": "o__r-00000')
     with opened(repository, tmp_path) as folder:
@@ -106,10 +107,19 @@ def test_a_line_cut_short_is_cut_off(repository: Repository, tmp_path: Path) -> 
     assert ids(tmp_path) == ["o__r-0000000001", "o__r-0000000003"]
 
 
+def test_the_folder_can_be_named_as_a_data_set(repository: Repository, tmp_path: Path) -> None:
+    """What else lies in it is no file of rows."""
+    with opened(repository, tmp_path) as folder:
+        accept(folder, repository, "0000000001", "x = 2\n", tmp_path)
+        folder.reject("0000000002", "unstable")
+    read = [row.fields["instance_id"] for row in read_raw(str(tmp_path / "out"), hub_split="train")]
+    assert read == ["o__r-0000000001"]
+
+
 def test_a_row_whose_decision_was_not_noted_is_decided(repository: Repository, tmp_path: Path) -> None:
     with opened(repository, tmp_path) as folder:
         accept(folder, repository, "0000000001", "x = 2\n", tmp_path)
-    (tmp_path / "out" / "decided.jsonl").unlink()
+    (tmp_path / "out" / "decided.log").unlink()
     with opened(repository, tmp_path) as folder:
         assert folder.is_decided("0000000001")
 
@@ -254,6 +264,8 @@ def test_the_report_is_one_line_a_reason() -> None:
         "   5  message says nothing",
         "check them: agentrl sandbox verify swe-gym --data tasks/r",
     ]
+    told = describe(FactoryReport(**facts, left_out={}, kinds={"good": 3}), recipes=Path("my recipes"))
+    assert told.endswith("--data tasks/r --sandbox.recipes 'my recipes'")
 
 
 @pytest.mark.parametrize(("command", "kind"), [("mine", MineRequest), ("inject", InjectRequest)])

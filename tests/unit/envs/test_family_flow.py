@@ -214,7 +214,8 @@ def test_a_row_without_a_tree_is_refused(image_row: tuple[SweGymEnvironment, Tas
 def test_what_an_agent_leaves_in_a_rows_tree_never_fails_the_collection(
     image_row: tuple[SweGymEnvironment, Task], new_sandbox: Factory
 ) -> None:
-    """Repositories in folders, a link to bytes that are no UTF-8, a removed repository, a patch too large to read."""
+    """Repositories in folders, a link to bytes that are no UTF-8, a removed repository, a patch too large to read,
+    index flags and settings."""
     environment, task = image_row
 
     async def collect_after(command: str) -> str:
@@ -232,6 +233,23 @@ def test_what_an_agent_leaves_in_a_rows_tree_never_fails_the_collection(
     assert '"b/\\376"' in link
     assert asyncio.run(collect_after("rm -rf .git")) == ""
     assert asyncio.run(collect_after("head -c 12000000 /dev/urandom > big")) == ""
+    assert asyncio.run(collect_after("head -c 12000000 /dev/urandom > a.py")) == "", "no new file"
+    plain = asyncio.run(collect_after("echo 2 > a.py; echo 3 > b.py"))
+    assert plain.count("diff --git") == 2
+    for hidden in (
+        "git update-index --assume-unchanged a.py",
+        "git update-index --skip-worktree a.py",
+        "git update-index --split-index",
+        "git config core.worktree /; git config core.autocrlf true; git config diff.noprefix true",
+        "git checkout -q -b b; git add -A; git commit -qm c; git branch -D main",
+        "echo broken > .git/index",
+        "touch .git/index.lock; mkfifo pipe",
+        "mkdir -p /tmp/.agentrl-collect/patch/x; chmod 0 /tmp/.agentrl-collect",
+        "head -c 12000000 /dev/urandom > big",
+        "mkdir -p node_modules/x; head -c 900000 /dev/urandom | tee node_modules/x/{1..14}.js > /dev/null",
+    ):
+        command = f"export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=b; {hidden}"
+        assert asyncio.run(collect_after(f"echo 2 > a.py; echo 3 > b.py; {command}")) == plain, hidden
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,7 +80,8 @@ def change(files: dict[str, str | None]) -> str:
 
 def test_patch_and_test_patch_go_on(grade: Grade) -> None:
     report, files = grade(change(dict(MENDED)), test_patch=TEST_PATCH)
-    assert report == {"applied": "apply", "attempts": [], "undone": [], "test_error": "", "appended": [], "present": []}
+    nothing = {key: [] for key in ("attempts", "undone", "appended", "twins", "present")}
+    assert report == {"applied": "apply", "test_error": "", **nothing}
     assert files["pkg/core.py"] == MENDED["pkg/core.py"]
     assert "test_new" in files["tests/test_core.py"]
     assert files["tests/test_b.py"] == "# b\n"
@@ -232,6 +234,14 @@ def test_a_test_patch_that_does_not_apply_is_said(grade: Grade) -> None:
     other = make_patch({"tests/test_core.py": "of another\ncommit\n"}, {"tests/test_core.py": "changed\n"})
     report, _ = grade("", test_patch=other)
     assert "tests/test_core.py" in report["test_error"]
+    # one line of context fits, which is enough for GNU patch with fuzz: the tests would stand somewhere
+    strangers = "of another commit\n", "from pkg.core import f\n", "and not of this\n"
+    near = make_patch(
+        {"tests/test_core.py": "".join(strangers)}, {"tests/test_core.py": "".join((*strangers, "x = 1\n"))}
+    )
+    report, files = grade("", test_patch=near)
+    assert "tests/test_core.py" in report["test_error"]
+    assert "x = 1" not in files["tests/test_core.py"]
 
 
 def test_given_test_files_win(grade: Grade) -> None:
@@ -295,3 +305,103 @@ def test_pure_rules() -> None:
     assert pytest_settings("setup.cfg", None) is None
     assert pytest_settings("setup.cfg", "[metadata]\nname = x\n") is None
     assert pytest_settings("tox.ini", "[pytest] # note\nx = 1\n") == {"pytest": ["x = 1"]}
+
+
+# --- copies of tests ----------------------------------------------------------------------------------------
+
+TO_COPY = """import unittest
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "x", [1, 2])
+def test_many(x, tmp_path):
+    text = \"\"\"
+no indent\"\"\"
+    assert x
+
+def test_short(): pass
+@given(3)
+def test_given(x):
+    assert x
+async def test_later():
+    return
+class TestA(unittest.TestCase):
+    name = "a"
+    def test_one(self):
+        # first
+        self.assertTrue(self.name)
+    def test_two(self):
+        with self.subTest():
+            super().setUp()
+    class TestInner:
+        def test_deep(self):
+            pass"""
+
+
+def twin(name: str, *, owner: str = "", path: str = "tests/test_copy.py") -> dict[str, str]:
+    new = {"new_owner": owner and f"{owner}X", "new_name": f"{name}_x", "statement": "assert 1 == 2"}
+    return {"path": path, "owner": owner, "name": name, **new}
+
+
+def test_copies_of_tests_are_false_at_their_end(grade: Grade) -> None:
+    def put(*twins: dict[str, str], text: str = TO_COPY) -> tuple[list[str], str]:
+        report, files = grade(change({}), test_files={"tests/test_copy.py": text}, twins=list(twins))
+        assert files["tests/test_copy.py"].startswith(text)
+        return report["twins"], files["tests/test_copy.py"].removeprefix(text)
+
+    names, added = put(twin("test_many"))
+    assert names == ["tests/test_copy.py::test_many_x"]
+    assert added == (
+        '\n\n\n@pytest.mark.parametrize(\n    "x", [1, 2])\ndef test_many_x(x, tmp_path):\n'
+        '    text = """\nno indent"""\n    assert x\n    assert 1 == 2\n'
+    )
+    names, added = put(twin("test_two", owner="TestA"))
+    assert names == ["tests/test_copy.py::TestAX::test_two_x"]
+    assert added == (
+        "\n\n\nclass TestAX(TestA):\n    def test_two_x(self):\n        with self.subTest():\n"
+        "            super().setUp()\n        assert 1 == 2\n\n\n"
+        "[setattr(TestAX, each, None) for each in dir(TestA) if each.startswith('test')]\n"
+    )
+    assert "async def test_later_x():\n    return\n    assert 1 == 2\n" in put(twin("test_later"))[1]
+    for none in ("test_short", "test_given", "test_none", "TestA", "unittest"):
+        assert put(twin(none)) == ([], ""), none
+    assert put(twin("test_deep", owner="TestInner")) == ([], "")
+    assert put(twin("test_many"), text="def broken(:\n") == ([], "")
+    assert len(put(twin("test_many"), twin("test_later"), twin("test_one", owner="TestA"))[0]) == 2, "two of a file"
+    report, _ = grade(change({}), twins=[twin("test_f", path="tests/none.py"), twin("f", path="tests/test_core.py")])
+    assert report["twins"] == []
+
+
+def test_a_copied_method_runs_alone_and_fails(grade: Grade, tmp_path: Path) -> None:
+    text = "import unittest\nclass TestA(unittest.TestCase):\n" + "".join(
+        f"    def test_{name}(self):\n        assert {name}\n" for name in ("True", "False")
+    )
+    grade(change({}), test_files={"tests/test_copy.py": text}, twins=[twin("test_True", owner="TestA")])
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "tests/test_copy.py"]
+    said = subprocess.run(command, cwd=tmp_path / "tree", capture_output=True, text=True, check=False).stdout
+    found = {line for line in said.splitlines() if line.startswith(("PASSED", "FAILED"))}
+    at = "tests/test_copy.py::"
+    assert {line.split(" - ")[0] for line in found} == {
+        f"PASSED {at}TestA::test_True",
+        f"FAILED {at}TestA::test_False",
+        f"FAILED {at}TestAX::test_True_x",
+    }
+
+
+def test_a_patch_that_fills_the_disk_does_not_apply(
+    grade: Grade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be a failure of the machine, and its episode would be left out."""
+    (tmp_path / "tree").mkdir()
+    monkeypatch.chdir(tmp_path / "tree")
+    free = iter((1 << 30, 4096))
+    monkeypatch.setattr(grade_program.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
+    monkeypatch.setattr(grade_program, "apply_candidate", lambda *_: ("apply", []))
+    monkeypatch.setattr(grade_program, "neutralise", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    report = grade_program.main({"patch": "x"})
+    assert (report["applied"], report["attempts"]) == (None, ["the patch fills the disk"])
+    free = iter((1 << 30, 1 << 30))
+    with pytest.raises(OSError, match="no space"):
+        grade_program.main({"patch": "x"})

@@ -50,17 +50,23 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("family", ["xunit1", "xunit2"])
+@pytest.fixture(scope="module", params=["xunit1", "xunit2"])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What pytest writes of `TESTS`, in each of its families."""
+    folder = tmp_path_factory.mktemp("junit")
+    (folder / "pkg" / "tests").mkdir(parents=True)
+    (folder / "pkg" / "tests" / "test_all.py").write_text(TESTS)
+    options = ["-q", "-p", "no:cacheprovider", "-o", f"junit_family={request.param}", "--junitxml=out.xml"]
+    command = [sys.executable, "-m", "pytest", *options, "pkg"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=120)
+    return (folder / "out.xml").read_bytes()
+
+
 @pytest.mark.parametrize("named", [True, False])
-def test_both_families_of_pytest(tmp_path: Path, family: str, named: bool) -> None:
+def test_both_families_of_pytest(written: bytes, named: bool) -> None:
     """K45, and ids with blanks, dots and colons, nested classes, a failed teardown."""
-    (tmp_path / "pkg" / "tests").mkdir(parents=True)
-    (tmp_path / "pkg" / "tests" / "test_all.py").write_text(TESTS)
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"junit_family={family}", "--junitxml=out.xml"]
-    subprocess.run([sys.executable, *command, "pkg"], cwd=tmp_path, capture_output=True, check=False)
     expected = {f"pkg/tests/test_all.py::{name}": status for name, status in EXPECTED.items()}
-    data = (tmp_path / "out.xml").read_bytes()
-    assert parse_junit(data, named=expected if named else ()) == expected
+    assert parse_junit(written, named=expected if named else ()) == expected
 
 
 def test_a_file_that_could_not_be_collected(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How a row's tests are run, and the tests that cannot pass beside them."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_what_cannot_pass_does_not_pass(tmp_path: Path) -> None:
     for each in made:
         with (tmp_path / each.path).open("a") as file:
             file.write(each.text)
-    _, django, _, _ = django_test("tests/x")
+    _, django, _, _ = django_test("tests/x", ())
     _, sympy, _, name = sympy_test("sympy/x/tests")
     (tmp_path / "test_django.py").write_text(django)
     (tmp_path / "test_sympy.py").write_text(sympy)
@@ -134,5 +135,13 @@ def test_what_cannot_pass_does_not_pass(tmp_path: Path) -> None:
         assert f"FAILED {each.test} - " in done.stdout
     assert f"FAILED test_sympy.py::{name}" in done.stdout
     assert "6 failed" in done.stdout
-    assert "assert 12 != 12" in done.stdout
+    assert "assert 15 != 15" in done.stdout
     assert done.stdout.count("assert 27 != 27") >= 3
+
+
+def test_ids_of_djangos_tests_are_as_the_row_s() -> None:
+    """Since Python 3.11 they end with the method's name."""
+    _, _, label, old = django_test("tests/x/y", ["test_a (x.y.TestA)", "a description"])
+    assert re.fullmatch(rf"(\w+) \({re.escape(label)}\.\w+\)", old)
+    _, _, label, new = django_test("tests/x/y", ["test_a (x.y.TestA.test_a)"])
+    assert re.fullmatch(rf"(\w+) \({re.escape(label)}\.\w+\.\1\)", new)

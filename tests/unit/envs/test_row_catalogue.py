@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swe_rows import GOOD, write
 
 from agentrl.config import EnvironmentConfig
 from agentrl.errors import DatasetError
@@ -14,21 +15,6 @@ from agentrl.wire import TaskCatalog
 from agentrl_envs.swe_gym import SweGymEnvironment
 from agentrl_envs.swe_gym.images import image_of
 from agentrl_envs.swe_gym.rows import load_rows, parse_row
-
-GOOD: dict[str, Any] = {
-    "instance_id": "o__r-1",
-    "repo": "o/r",
-    "base_commit": "abc",
-    "patch": "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n",
-    "problem_statement": "a is wrong",
-    "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
-    "PASS_TO_PASS": "[]",
-}
-
-
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
 
 
 def test_images(data_folder: Path) -> None:

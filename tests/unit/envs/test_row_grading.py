@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swe_rows import report
 
 from agentrl.errors import CommandTimeoutError, GradingTimeoutError, handling
 from agentrl.wire import CommandResult, Grade, Task
@@ -136,20 +137,6 @@ def test_a_runner_that_writes_a_junit_file(tmp_path: Path, image: Callable[..., 
     found = grade(made, image(), FIX)
     assert found.resolved, found.log
     assert not grade(made, image(), "").resolved
-
-
-def report(results: dict[str, str], **changes: Any) -> Report:
-    bad = any(status == "failed" for status in results.values())
-    fields: dict[str, Any] = {
-        "exit_code": int(bad),
-        "results": results,
-        "collected": len(results),
-        "output": "",
-        "timed_out": False,
-        "canary_failed": True,
-        "duration_s": 0.1,
-    }
-    return Report(**(fields | changes))
 
 
 ONE, ANY, OTHER = "tests/test_one.py::test_one", "tests/test_one.py::test_any", "tests/test_one.py::test_other"

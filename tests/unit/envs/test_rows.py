@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swe_rows import GOOD, write
 
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.trajectory import Split
@@ -15,21 +16,6 @@ from agentrl_envs.swe_gym.grading import grading_targets
 from agentrl_envs.swe_gym.images import image_of
 from agentrl_envs.swe_gym.rows import load_rows, parse_row, patch_paths
 from agentrl_envs.swe_gym.splits import epoch_order, split_rows
-
-GOOD: dict[str, Any] = {
-    "instance_id": "o__r-1",
-    "repo": "o/r",
-    "base_commit": "abc",
-    "patch": "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n",
-    "problem_statement": "a is wrong",
-    "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
-    "PASS_TO_PASS": "[]",
-}
-
-
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return str(path)
 
 
 def test_all_shipped_rows_load(data_folder: Path) -> None:
@@ -256,7 +242,7 @@ def test_swe_smith_rows() -> None:
     assert "tests/test_a.py::test_a" in row.problem_statement
     assert row.image == SMITH["image_name"]
     bare = parse_row({key: value for key, value in SMITH.items() if key != "image_name"}, place="here")
-    assert image_of(bare, configured=None, has_bundle=False) == SMITH["image_name"]
+    assert image_of(bare, configured=None, has_bundle=False, recipes=frozenset()) == SMITH["image_name"]
     assert parse_row(SMITH | {"problem_statement": "it breaks"}, place="here").problem_statement == "it breaks"
     for changes, said in (
         ({"repo": "swesmith/o__r"}, "field repo names no commit"),

@@ -103,8 +103,11 @@ def test_mined_trees_are_upstreams_and_are_built_once(data_folder: Path, monkeyp
         with tarfile.open(fileobj=io.BytesIO(tree.archive)) as tar:
             paths = tar.getnames()
         assert ".git/HEAD" in paths
-        assert set(tree.repository_files()) < set(paths)
-        assert tree.repository_files()[".git/HEAD"] == b"ref: refs/heads/main\n"
+        with tarfile.open(fileobj=io.BytesIO(tree.repository())) as tar:
+            assert {f".git/{name}" for name in tar.getnames()} < set(paths)
+            head = tar.extractfile("HEAD")
+            assert head is not None
+            assert head.read() == b"ref: refs/heads/main\n"
     monkeypatch.setattr("agentrl_envs.swe_gym.trees.build_tree", None)
     last = rows[-1].tree
     assert last is not None

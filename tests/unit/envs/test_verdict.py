@@ -3,25 +3,11 @@
 from typing import Any
 
 import pytest
+from swe_rows import report
 
-from agentrl.wire import TestReport as Report
 from agentrl_envs.swe_gym.verdict import judge
 
 F, P = "t.py::f", "t.py::p"
-
-
-def report(results: dict[str, str], **changes: Any) -> Report:
-    bad = any(status in ("failed", "error") for status in results.values())
-    fields: dict[str, Any] = {
-        "exit_code": 1 if bad else 0,
-        "results": results,
-        "collected": len(results),
-        "output": "",
-        "timed_out": False,
-        "canary_failed": True,
-        "duration_s": 0.1,
-    }
-    return Report(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -115,3 +101,11 @@ def test_skips_expected_failures_and_absent_canaries_are_unproved() -> None:
     verdict = judge(report(results), fail_to_pass=[F], pass_to_pass=[P, "t.py::q"], must_fail=["t.py::canary"])
     assert verdict.resolved
     assert set(verdict.unproved) == {F, P, "t.py::canary"}
+
+
+def test_copies_that_did_not_fail_are_unproved() -> None:
+    results = {F: "passed", "t.py::a": "failed", "t.py::b[1]": "failed", "t.py::b[2]": "passed", "t.py::c": "error"}
+    twins = ["t.py::a", "t.py::b", "t.py::c", "t.py::d"]
+    verdict = judge(report(results), fail_to_pass=[F], pass_to_pass=[], twins=twins)
+    assert verdict.resolved
+    assert verdict.unproved == ("t.py::b", "t.py::d")

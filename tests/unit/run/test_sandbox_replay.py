@@ -198,6 +198,7 @@ def test_a_trajectory_by_its_id_or_the_beginning_of_it(run: Path, chat: ChatForm
     [
         ("{run}/train-00000", UsageError, ["2 trajectories begin", "train-000001-0, train-000001-1"]),
         ("{run}/train-000001-7", UsageError, ["no trajectory 'train-000001-7'", "did you mean train-000001-"]),
+        ("{run}", UsageError, ["is a run with 3 trajectories", "train-000001-0"]),
         ("{run}/x", UsageError, ["no trajectory 'x'", "there are: train-000001-0"]),
         ("train-000001-0", UsageError, ["names no trajectory", "RUN/TRAJECTORY"]),
         ("/nowhere/train-000001-0", RunFolderError, ["no run folder"]),
@@ -210,8 +211,10 @@ def test_names_that_mean_nothing(run: Path, name: str, error: type[Exception], s
         assert part in str(caught.value)
 
 
-def test_a_broken_trajectory_file_is_named(run: Path) -> None:
+def test_a_broken_trajectory_file_is_named_where_it_matters(run: Path) -> None:
+    """K48: one damaged file does not take the others' trajectories away."""
     (run / "trajectories" / "step_000003-train.parquet").write_bytes(b"PAR1 and no more")
+    assert find_trajectory(f"{run}/train-000001-0")[1].trajectory_id == "train-000001-0"
     with pytest.raises(DatasetError) as caught:
-        find_trajectory(f"{run}/train-000001-0")
+        find_trajectory(f"{run}/train-000003-0")
     assert "step_000003" in caught.value.where

@@ -24,6 +24,7 @@ from agentrl.errors import (
 )
 from agentrl.rollout.driver import Limits
 from agentrl.run import verify
+from agentrl.run import verify_task as verify_task_module
 from agentrl.run.debug import Choice
 from agentrl.run.grading import Grader, retried
 from agentrl.run.verify import Ledger, verify_command
@@ -105,11 +106,21 @@ class CountingPool:
         return None
 
 
-def judged(none: list[Any], fix: list[Any]) -> tuple[TaskVerdict, ScriptedEnvironment]:
+def judged(none: list[Any], fix: list[Any], *, runs: int = 2) -> tuple[TaskVerdict, ScriptedEnvironment]:
     environment = ScriptedEnvironment({"one": {"none": none, "fix": fix}})
     grader = Grader(environment, CountingPool(), LIMITS, lambda _: None)
     task = environment.tasks(Split.TRAIN, start=0, count=1)[0]
-    return asyncio.run(verify_task(grader, task)), environment
+    return asyncio.run(verify_task(grader, task, runs=runs)), environment
+
+
+def test_k46_a_test_that_fails_now_and_then_is_found_in_the_further_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, environment = judged([FAILS], [PASSES, PASSES, PASSES, BREAKS_B], runs=6)
+    assert (found.verdict, found.differ) == (Verdict.FLAKY, ["t::a", "t::b"])
+    found, _ = judged([FAILS], [PASSES] * 6, runs=6)
+    assert (found.verdict, found.grades) == (Verdict.VALID, 7)
+    monkeypatch.setattr(verify_task_module, "_PATIENCE_S", 0.0)
+    found, _ = judged([FAILS], [PASSES, PASSES, BREAKS_B], runs=6)
+    assert (found.verdict, found.grades) == (Verdict.VALID, 3)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +239,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
             assert size <= 2
             yield CountingPool()
 
-        monkeypatch.setattr(verify, "load_environment", lambda config: environment)
+        monkeypatch.setattr(verify, "load_environment", lambda config, *, recipes: environment)
         monkeypatch.setattr(verify, "debug_pool", pool)
-        settings = {"jobs": 2, "tasks": None, "resume": False, **options}
+        settings = {"jobs": 2, "tasks": None, "runs": 2, "resume": False, **options}
         return verify_command(Choice(), **settings), environment
 
     return run

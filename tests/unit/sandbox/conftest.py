@@ -97,6 +97,13 @@ class ServerClient:
             self.process.stdout.close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """So that AGENTRL_REQUIRE=index makes a failure of a skip for want of the tools tree."""
+    for item in items:
+        if "server_tools" in getattr(item, "fixturenames", ()):
+            item.add_marker("index")
+
+
 @pytest.fixture(scope="session")
 def server_tools() -> Path:
     """pytest and the editor as pinned for the image; fetched once per cache."""

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-try:
-    import sandbox_report as report
-finally:
-    sys.path.pop(0)
+import sandbox_report as report
 
 
 def _row(system: str, per_s: float, *, work: str = report.PLAIN, sandboxes: int = 32, number: int = 1) -> report.Row:

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from agentrl.sandbox import docker_channel
 from agentrl.sandbox.channel import DockerStderr, StderrTail
 from agentrl.sandbox.docker_channel import Door, reap_folders, runtime_folder
+from agentrl.sandbox.docker_container import attach
 from agentrl.sandbox.owner import Owner
 
 
@@ -43,6 +45,27 @@ def test_one_comes_in_and_the_door_is_gone(runtime: Path) -> None:
 
     asyncio.run(main())
     assert list(runtime.iterdir()) == []
+
+
+def test_a_cancellation_that_meets_a_connection_is_just_a_cancellation(runtime: Path) -> None:
+    door = Door(Owner.current())
+    problems: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        task = asyncio.create_task(door.accept())
+        await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(door.folder / "socket"))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    door.close()
+    assert problems == []
 
 
 def test_a_runtime_folder_that_others_could_enter_is_refused(runtime: Path) -> None:
@@ -79,6 +102,35 @@ def test_k41_the_doors_of_the_dead_are_removed(runtime: Path) -> None:
         [alive.folder.name, "1-2-3-elsewhere", "unrelated"]
     )
     alive.close()
+
+
+def test_attaching_leaves_no_descriptor_to_the_collector() -> None:
+    """The SDK's socket is part of a cycle: a busy pool would have as many open as it made starts since the last
+    collection."""
+    theirs, daemon = socket.socketpair()
+
+    class Client:
+        api = property(lambda self: self)
+
+        def attach_socket(self, container: str, *, params: dict[str, int]) -> socket.SocketIO:
+            assert params == {"stdin": 0, "stdout": 0, "stderr": 1, "stream": 1}
+            return socket.SocketIO(theirs, "rw")
+
+    client: Any = Client()
+    with daemon, attach(client, "box", address="", stdio=False) as ours:
+        assert theirs.fileno() == -1
+        daemon.sendall(b"words")
+        assert ours.recv(10) == b"words"
+
+
+def test_what_another_user_made_in_our_name_is_left_alone(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Owner.current()
+    dead = runtime / f"{me.pid_namespace}-{me.pid}-{me.started + 1}-dead"
+    dead.mkdir(parents=True)
+    theirs = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: theirs)
+    assert reap_folders() == 0
+    assert dead.is_dir()
 
 
 FRAMES = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ import pytest
 from agentrl.config import SandboxConfig
 from agentrl.errors import ConfigError, DaemonUnreachableError, ImageMissingError, SandboxStartError
 from agentrl.sandbox import docker as docker_module
+from agentrl.sandbox import docker_host as docker_host_module
 from agentrl.sandbox.docker import DockerBackend
+from agentrl.sandbox.docker_container import Plan, create
+from agentrl.sandbox.docker_host import DockerHost
+from agentrl.sandbox.docker_images import Prepared
+from agentrl.sandbox.foreign import Equipment
+from agentrl.sandbox.limits import Limits
 
 OWN, FOREIGN = "agentrl/base", "swe/task-1"
 
@@ -76,6 +83,55 @@ def drive(body: Callable[[DockerBackend, Any], Awaitable[None]], **settings: Any
 @pytest.fixture(autouse=True)
 def _played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker_module, "DockerHost", PlayedHost)
+
+
+def real_host() -> DockerHost:
+    """One that has asked nothing of its daemon, which is not there."""
+    config = SandboxConfig(backend="docker")
+    return DockerHost("unix:///nowhere/docker.sock", config, run_id="x", pool_id="y", room=2)
+
+
+def test_a_removal_does_not_wait_for_a_daemon_that_is_known_to_be_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of them waits in turn, and the process cannot end before the last."""
+    host = real_host()
+    asked: list[str] = []
+    monkeypatch.setattr(docker_host_module, "remove_container", lambda client, name: asked.append(name))
+    monkeypatch.setattr(host._daemon, "clients", lambda: pytest.fail("asked"))
+    host._daemon.away = DaemonUnreachableError("gone")
+    assert host._remove("box") is host.away
+    assert asked == []
+
+
+def test_a_foreign_image_is_looked_at_anew_after_a_start_that_failed() -> None:
+    """Its volumes may have been removed: the daemon then makes empty ones of their names."""
+    host = real_host()
+    own = Equipment(command=("serve",), volumes={}, environment={})
+    host._prepared["own"] = Prepared("own", "sha256:1", own)
+    host._prepared["foreign"] = Prepared("foreign", "sha256:2", replace(own, volumes={"agentrl-seed-x": "/seed"}))
+    host._doubt("own")
+    host._doubt("foreign")
+    assert (host.has("own"), host.has("foreign")) == (True, False)
+
+
+def test_containers_are_made_of_the_image_that_was_prepared_not_of_its_name() -> None:
+    """The name may be given to another image, whose work tree the seed volume does not hold."""
+    asked: list[tuple[str, Any]] = []
+
+    class Client:
+        api = property(lambda self: self)
+
+        def create_host_config(self, **options: Any) -> dict[str, Any]:
+            return options
+
+        def create_container(self, image: str, command: list[str], **options: Any) -> dict[str, str]:
+            asked.append((image, options["host_config"]["mounts"][0]["Source"]))
+            return {"Id": "c1"}
+
+    seeded = Equipment(command=("serve",), volumes={"agentrl-seed-1": "/seed"}, environment={})
+    limits = Limits.of(SandboxConfig())
+    client: Any = Client()
+    assert create(client, Plan("box", Prepared("swe/task:latest", "sha256:1", seeded), limits, {}, None)) == "c1"
+    assert asked == [("sha256:1", "agentrl-seed-1")]
 
 
 def test_room_is_shared_and_the_freest_is_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import SandboxConfig
-from agentrl.errors import DaemonUnreachableError, ImageMissingError
+from agentrl.errors import DaemonUnreachableError, ImageMissingError, ImageUnfitError, SandboxError, SandboxStartError
 from agentrl.sandbox import docker_disk, docker_images, foreign
 from agentrl.sandbox.docker_client import LABEL_IMAGE
 from agentrl.sandbox.docker_disk import KEEP_S, ImageUse, UseRecords, eviction_order, images_of, make_room
-from agentrl.sandbox.docker_images import ImageStore, PullError
-from agentrl.sandbox.images import BASE_IMAGE, image_hash
+from agentrl.sandbox.docker_images import ImageStore, Prepared, PullError
+from agentrl.sandbox.images import BASE_IMAGE, ensure_docker_image, image_hash
 from agentrl.sandbox.limits import Limits
 
 NAME = "xingyaoww/sweb.eval.x86_64.moto-1"
@@ -42,6 +43,8 @@ class PlayedDaemon:
         self.containers_: list[str] = []
         self.script: list[Exception | list[dict[str, Any]]] = []
         self.pulls: list[tuple[str, str]] = []
+        self.equipped: list[tuple[str, str]] = []
+        self.equip_fault: Exception | None = None
         self.alive = True
         self.disk = 0.5
         self.api = self
@@ -95,9 +98,16 @@ class PlayedDaemon:
 def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PlayedDaemon:
     monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     monkeypatch.setattr(docker_images, "_FIRST_PAUSE_S", 0.001)
-    equipment = foreign.Equipment(command=("serve",), volumes={}, environment={})
-    monkeypatch.setattr(foreign, "equip", lambda client, image, *, limits: equipment)
-    return PlayedDaemon()
+    played = PlayedDaemon()
+
+    def equip(client: Any, image: str, *, name: str, **more: Any) -> foreign.Equipment:
+        played.equipped.append((image, name))
+        if played.equip_fault is not None:
+            raise played.equip_fault
+        return foreign.Equipment(command=("serve",), volumes={}, environment={})
+
+    monkeypatch.setattr(foreign, "equip", equip)
+    return played
 
 
 def store(daemon: PlayedDaemon, pull: Any = "missing") -> ImageStore:
@@ -105,13 +115,28 @@ def store(daemon: PlayedDaemon, pull: Any = "missing") -> ImageStore:
     return ImageStore(seen, "", limits=Limits.of(SandboxConfig()), pull=pull)
 
 
+def have(images: ImageStore) -> tuple[Prepared, list[str]]:
+    """What the store prepared, and the ids that it said were pulled."""
+    pulled: list[str] = []
+    return images.prepare(NAME, on_pulled=pulled.append), pulled
+
+
 # --- pulls
 
 
 def test_what_is_there_is_not_pulled(daemon: PlayedDaemon) -> None:
     daemon.add("sha256:there", FULL)
-    prepared, pulled = store(daemon, "never").prepare(NAME)
-    assert (prepared.image_id, prepared.equipment.command, pulled) == ("sha256:there", ("serve",), False)
+    prepared, pulled = have(store(daemon, "never"))
+    assert (prepared.image_id, prepared.equipment.command, pulled) == ("sha256:there", ("serve",), [])
+    assert daemon.equipped == [("sha256:there", NAME)]  # by its id: the name may mean another image soon
+
+
+def test_what_was_pulled_is_known_for_ours_before_anything_else_can_fail(daemon: PlayedDaemon) -> None:
+    daemon.script, daemon.equip_fault = [[{"status": "Pull complete"}]], ImageUnfitError("no bash")
+    pulled: list[str] = []
+    with pytest.raises(ImageUnfitError):
+        store(daemon).prepare(NAME, on_pulled=pulled.append)
+    assert pulled == ["sha256:pulled"]
 
 
 def test_passing_faults_are_tried_again(daemon: PlayedDaemon) -> None:
@@ -123,8 +148,8 @@ def test_passing_faults_are_tried_again(daemon: PlayedDaemon) -> None:
         requests.exceptions.ChunkedEncodingError("cut off"),
         [{"status": "Pull complete"}],
     ]
-    prepared, pulled = store(daemon).prepare(NAME)
-    assert (prepared.image_id, pulled) == ("sha256:pulled", True)
+    prepared, pulled = have(store(daemon))
+    assert (prepared.image_id, pulled) == ("sha256:pulled", ["sha256:pulled"])
     assert daemon.pulls == [(NAME, "latest")] * 5
 
 
@@ -141,7 +166,7 @@ def test_passing_faults_are_tried_again(daemon: PlayedDaemon) -> None:
 def test_refusals_are_final_and_in_the_registrys_words(daemon: PlayedDaemon, fault: Any) -> None:
     daemon.script = [fault]
     with pytest.raises(ImageMissingError) as caught:
-        store(daemon).prepare(NAME)
+        have(store(daemon))
     assert len(daemon.pulls) == 1
     words = fault[0]["error"] if isinstance(fault, list) else fault.explanation
     assert words in caught.value.what
@@ -153,19 +178,19 @@ def test_tries_that_bring_nothing_end(daemon: PlayedDaemon, monkeypatch: pytest.
     monkeypatch.setattr(docker_images, "SILENCE_S", 0.05)
     daemon.script = [refusal(500, "dial tcp: i/o timeout")] * 1000
     with pytest.raises(ImageMissingError, match="i/o timeout"):
-        store(daemon).prepare(NAME)
+        have(store(daemon))
     assert len(daemon.pulls) > 2
 
 
 def test_a_pull_while_the_daemon_dies_is_the_daemons_fault(daemon: PlayedDaemon) -> None:
     daemon.script, daemon.alive = [requests.exceptions.ChunkedEncodingError("cut off")], False
     with pytest.raises(DaemonUnreachableError):
-        store(daemon).prepare(NAME)
+        have(store(daemon))
 
 
 def test_never_means_never(daemon: PlayedDaemon) -> None:
     with pytest.raises(ImageMissingError, match=r"sandbox\.pull is never"):
-        store(daemon, "never").prepare(NAME)
+        have(store(daemon, "never"))
     assert daemon.pulls == []
 
 
@@ -174,7 +199,7 @@ def test_a_stopped_store_gives_up(daemon: PlayedDaemon) -> None:
     images = store(daemon)
     images.stop()
     with pytest.raises(ImageMissingError):
-        images.prepare(NAME)
+        have(images)
     assert len(daemon.pulls) == 1
 
 
@@ -295,3 +320,74 @@ def test_how_full_the_disk_is_is_what_df_says(monkeypatch: pytest.MonkeyPatch, t
     status = os.statvfs(tmp_path)
     used = status.f_blocks - status.f_bfree
     assert found == pytest.approx(used / (used + status.f_bavail), abs=0.01)
+
+
+class Looker:
+    """A daemon of another machine, on which a container of the base image looks at the disk."""
+
+    def __init__(self, *, says: bytes, exists: bool = True) -> None:
+        self.says, self.exists = says, exists
+        self.id = "c1"
+        self.waited_s: list[float] = []
+        self.removed: list[str] = []
+        self.containers = self.api = self
+
+    def info(self) -> dict[str, str]:
+        return {"DockerRootDir": "/nowhere"}
+
+    def create(self, image: str, command: list[str], **options: Any) -> Looker:
+        if not self.exists:
+            raise docker.errors.ImageNotFound("no such image")
+        assert options["network_mode"] == "none"
+        return self
+
+    def start(self) -> None: ...
+
+    def wait(self, *, timeout: float) -> None:
+        self.waited_s.append(timeout)
+        if not self.says:
+            raise requests.ReadTimeout("too slow")
+
+    def logs(self, *, stdout: bool, stderr: bool) -> bytes:
+        return self.says
+
+    def remove_container(self, id: str, **options: Any) -> None:
+        self.removed.append(id)
+
+
+def test_a_look_at_a_remote_disk_pulls_nothing_and_ends() -> None:
+    """The SDK's `run` would fetch `agentrl/base` from a public registry, and wait for the container for ever."""
+    good: Any = Looker(says=b"30 70\n")
+    assert docker_disk.used_fraction(good, local=False) == pytest.approx(0.3)
+    assert (good.removed, good.waited_s) == (["c1"], [docker_disk._LOOK_S])
+    missing: Any = Looker(says=b"30 70", exists=False)
+    assert docker_disk.used_fraction(missing, local=False) is None
+    stuck: Any = Looker(says=b"")
+    assert docker_disk.used_fraction(stuck, local=False) is None
+    assert stuck.removed == ["c1"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (refusal(500, "no space left on device"), SandboxStartError),
+        (docker.errors.BuildError("COPY failed", build_log=[]), SandboxStartError),
+        (requests.ConnectionError("refused"), DaemonUnreachableError),
+        (docker.errors.DockerException("Error while fetching server API version"), DaemonUnreachableError),
+    ],
+)
+def test_a_daemon_that_refuses_an_image_is_not_taken_for_one_that_is_away(
+    fault: Exception, kind: type[SandboxError]
+) -> None:
+    """Else nothing at all is started there, and the same step is tried for as long as the patience lasts."""
+
+    class Client:
+        images = property(lambda self: self)
+
+        def get(self, tag: str) -> None:
+            raise fault
+
+    client: Any = Client()
+    with pytest.raises(kind, match=re.escape(str(fault))) as caught:
+        ensure_docker_image(client, BASE_IMAGE)
+    assert type(caught.value) is kind

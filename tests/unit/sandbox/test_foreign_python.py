@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from judged_tests import CHANGE_IN_PLACE, CONFTEST, EVERY_OUTCOME, FORGE, ONE_BAD, PATCH_REPORT
 
 import agentrl.sandbox
 
@@ -19,35 +20,6 @@ if TYPE_CHECKING:
 
 LAUNCH = Path(agentrl.sandbox.__file__).parent / "server" / "launch.py"
 GOOD = {"src/pkg/__init__.py": "", "src/pkg/a.py": "def f(x):\n    return x + 1\n"}
-ONE_BAD = "from pkg.a import f\n\ndef test_good(): assert f(1) == 2\n\ndef test_bad(): assert f(1) == 3\n"
-EVERY_OUTCOME = """
-import pytest
-
-@pytest.fixture
-def broken():
-    raise RuntimeError("setup")
-
-@pytest.fixture
-def leaky():
-    yield
-    raise RuntimeError("teardown")
-
-def test_passes(): pass
-def test_fails(): assert 1 == 2
-def test_setup(broken): pass
-def test_teardown(leaky): pass
-@pytest.mark.skip
-def test_skipped(): pass
-def test_skips_itself(): pytest.skip("no")
-@pytest.mark.xfail
-def test_xfails(): assert False
-@pytest.mark.xfail
-def test_xpasses(): pass
-@pytest.mark.xfail(strict=True)
-def test_strict(): pass
-@pytest.mark.parametrize("value", ["a b", "[x]", "é::y"])
-def test_ids(value): pass
-"""
 
 
 @pytest.fixture(scope="module")
@@ -143,32 +115,6 @@ def test_it_looks_as_if_just_started(foreign: ServerClient) -> None:
     assert answer["exit_code"] == 0, answer["output"]
 
 
-_PATCH_REPORT = """
-import _pytest.reports as r
-_real = r.TestReport.from_item_and_call.__func__
-def fake(cls, item, call):
-    report = _real(cls, item, call)
-    report.outcome, report.longrepr = "passed", None
-    return report
-r.TestReport.from_item_and_call = classmethod(fake)
-"""
-_CHANGE_IN_PLACE = "import pytest\npytest.Function.runtest.__code__ = (lambda self: None).__code__\n"
-_CONFTEST = """
-import pytest
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
-    report.outcome, report.longrepr = "passed", None
-"""
-_FORGE = """
-import os
-for fd in range(3, 64):
-    try:
-        os.write(fd, b'["test", "test_a.py::test_bad", "passed"]\\n')
-    except OSError:
-        pass
-"""
 _SELECTIVE = """
 import _pytest.python as p
 real = p.Function.runtest
@@ -182,14 +128,14 @@ p.Function.runtest = fake
 @pytest.mark.parametrize(
     ("files", "bad", "canary_failed", "exit_code"),
     [
-        ({"src/pkg/__init__.py": _PATCH_REPORT}, "failed", False, 1),
+        ({"src/pkg/__init__.py": PATCH_REPORT}, "failed", False, 1),
         ({"src/pkg/__init__.py": _SELECTIVE}, "passed", False, 0),
-        ({"src/pkg/__init__.py": _CHANGE_IN_PLACE}, "passed", False, 0),
-        ({"conftest.py": _CONFTEST}, "failed", True, 1),
+        ({"src/pkg/__init__.py": CHANGE_IN_PLACE}, "passed", False, 0),
+        ({"conftest.py": CONFTEST}, "failed", True, 1),
         # On the path when the interpreter starts: runs before pytest would be imported, but not before it was noted.
         ({"src/sitecustomize.py": _SELECTIVE}, "passed", False, 0),
         ({"src/usercustomize.py": _SELECTIVE}, "failed", True, 1),
-        ({"src/pkg/__init__.py": _FORGE}, "failed", True, 1),
+        ({"src/pkg/__init__.py": FORGE}, "failed", True, 1),
         ({"src/pkg/__init__.py": "import os\nos._exit(0)\n"}, None, None, 3),
         # Shadows of what is imported first, on the PYTHONPATH: the interpreter starts without it.
         ({"src/_pytest/__init__.py": "raise SystemExit(0)\n"}, "failed", True, 1),

@@ -16,6 +16,7 @@ from agentrl.config import SandboxConfig
 from agentrl.errors import NoSandboxBackendError, SandboxStartError
 from agentrl.sandbox import backend as backend_module
 from agentrl.sandbox import bubblewrap, cgroups
+from agentrl.sandbox import owner as owner_module
 from agentrl.sandbox.bubblewrap_command import bwrap_command
 from agentrl.sandbox.cgroups import Cgroup, CgroupTree
 from agentrl.sandbox.limits import ENVIRONMENT, Limits
@@ -44,6 +45,24 @@ def test_owner_is_judged_by_pid_start_time_and_host() -> None:
     assert Owner(here.pid, here.started + 1, here.host).is_known_dead()  # the pid was used again
     assert dead_owner().is_known_dead()
     assert not Owner(here.pid, here.started + 1, "another-boot:1").is_known_dead()
+
+
+def test_a_living_process_of_another_user_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is mounted with `hidepid` it does not show; a signal that may not be sent says that it is there."""
+    me = Owner.current()
+    monkeypatch.setattr(owner_module, "start_ticks", lambda pid: None)
+
+    def answers(error: type[OSError]) -> None:
+        def kill(pid: int, number: int) -> None:
+            assert (pid, number) == (me.pid, 0)
+            raise error
+
+        monkeypatch.setattr(os, "kill", kill)
+
+    answers(PermissionError)
+    assert not me.is_known_dead()
+    answers(ProcessLookupError)
+    assert me.is_known_dead()
 
 
 def test_k41_which_containers_are_left_over() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import (
+    DaemonUnreachableError,
     SandboxDeadError,
     SandboxError,
     SandboxOutOfMemoryError,
@@ -329,3 +330,42 @@ def test_docker_frames_are_taken_apart_wherever_they_are_cut() -> None:
         link.close()
 
     asyncio.run(main())
+
+
+def test_a_request_that_is_no_text_is_refused_before_it_is_sent() -> None:
+    async def body(session: Session, questions: Any) -> None:
+        with pytest.raises(SandboxError, match="no UTF-8"):
+            await ServedSandbox(session).run("echo \ud800", timeout_s=1)
+        assert (await ServedSandbox(session).run("ls", timeout_s=1)).output == "hi\n"
+        assert len(questions) == 1
+
+    talk(lambda question: answer(question, **RESULT), body)
+
+
+def test_k42_a_death_leaves_the_error_that_others_share_as_it_is() -> None:
+    """That a daemon is away is one error object for all who ask."""
+    shared = DaemonUnreachableError("the daemon is away", where="unix:///x", remedy="start it")
+
+    async def body(session: Session, questions: Any) -> None:
+        _machine(session).cause = shared
+        with pytest.raises(DaemonUnreachableError, match="died during run") as caught:
+            await ServedSandbox(session).run("ls", timeout_s=1)
+        assert caught.value.remedy == "start it"
+        assert (shared.what, shared.where) == ("the daemon is away", "unix:///x")
+
+    talk(lambda question: None, body)
+
+
+def test_who_waits_while_the_sandbox_is_closed_learns_that_and_nobody_asks_why() -> None:
+    async def body(session: Session, questions: Any) -> None:
+        _machine(session).cause = SandboxDeadError("asked")
+        waits = asyncio.create_task(ServedSandbox(session).run("ls", timeout_s=5))
+        await asyncio.sleep(0.05)
+        assert session.is_busy
+        session.condemn("it was closed")
+        _machine(session).channel.close()
+        with pytest.raises(SandboxDeadError, match="it was closed"):
+            await waits
+        assert not session.is_busy
+
+    talk(lambda question: b"", body)

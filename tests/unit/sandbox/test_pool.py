@@ -4,189 +4,29 @@ ever."""
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import socket
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pool_fakes import IMAGE, FakeBackend, drive, quicken, until
 
-from agentrl.config import SandboxConfig
 from agentrl.errors import (
     AgentRLError,
-    DaemonUnreachableError,
     DeadlineError,
-    ImageMissingError,
     SandboxDeadError,
     SandboxError,
     SandboxStartError,
 )
-from agentrl.sandbox import pool as pool_module
-from agentrl.sandbox import pool_starts as starts_module
-from agentrl.sandbox.backend import BackendName
-from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.pool import Pool, starts_wanted
-
-IMAGE = "agentrl/base"
-
-
-class FakeMachine:
-    """A server that keeps `files`, answers, and can be told to die or to fail its reset."""
-
-    def __init__(self, backend: FakeBackend, number: int, image: str, channel: Channel) -> None:
-        self.id = f"fake-{number}"
-        self.image = image
-        self.channel = channel
-        self.files: set[str] = set()
-        self.server: asyncio.Task[None] | None = None
-        self.ooms = 0
-        self._backend = backend
-
-    def kill(self) -> None:
-        if self.server is not None:
-            self.server.cancel()
-
-    def oom_kills(self) -> int | None:
-        return self.ooms
-
-    async def cause_of_death(self) -> SandboxError:
-        return SandboxDeadError("it died")
-
-    async def close(self) -> None:
-        self.kill()
-        await asyncio.sleep(0)
-        self.channel.close()
-        self._backend.alive.discard(self)
-
-    async def serve(self, sock: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=sock)
-        try:
-            writer.write(b'{"ready": true, "protocol": 1}\n')
-            while line := await reader.readline():
-                question = json.loads(line)
-                if question["op"] == "reset":
-                    if self._backend.reset_fails:
-                        break
-                    await asyncio.sleep(self._backend.reset_s)
-                    self.files.clear()
-                elif question["op"] == "write":
-                    self.files |= question["files"].keys()
-                elif question["op"] == "run" and question["command"] == "exit":
-                    break
-                fields = {
-                    "exit_code": 0,
-                    "output": " ".join(sorted(self.files)),
-                    "output_bytes": 0,
-                    "timed_out": False,
-                    "out_of_memory": False,
-                    "duration_s": 0.0,
-                }
-                writer.write(json.dumps({"id": question["id"], "ok": True, **fields}).encode() + b"\n")
-        finally:
-            writer.close()
-
-
-class FakeBackend:
-    """Starts fakes, counting what lives, and failing as told: `faults` are raised by the next starts in
-    turn."""
-
-    name: BackendName = "bubblewrap"
-
-    def __init__(self, *, start_s: float = 0.0) -> None:
-        self.start_s = start_s
-        self.reset_s = 0.0
-        self.reset_fails = False
-        self.faults: list[Exception] = []
-        self.always: Exception | None = None
-        self.alive: set[FakeMachine] = set()
-        self.started = self.starting = self.most_starting = self.most_alive = 0
-        self.closed = False
-        self.attempts = self.preparing = self.most_preparing = 0
-        self.prepared: list[str] = []
-        self.prepare_s: dict[str, float] = {}
-        self.missing: set[str] = set()
-        self.room: int | None = None
-
-    async def prepare(self, image: str) -> None:
-        self.prepared.append(image)
-        self.preparing += 1
-        self.most_preparing = max(self.most_preparing, self.preparing)
-        try:
-            await asyncio.sleep(self.prepare_s.get(image, 0.0))
-        finally:
-            self.preparing -= 1
-        if image in self.missing:
-            raise ImageMissingError(f"no {image}")
-
-    async def start(self, image: str, *, timeout_s: float) -> FakeMachine:
-        self.attempts += 1
-        self.starting += 1
-        self.most_starting = max(self.most_starting, self.starting)
-        try:
-            await asyncio.sleep(self.start_s)
-            fault = self.faults.pop(0) if self.faults else self.always
-            if fault is not None:
-                raise fault
-            ours, theirs = socket.socketpair()
-            self.started += 1
-            machine = FakeMachine(self, self.started, image, await Channel.over(ours))
-            machine.server = asyncio.create_task(machine.serve(theirs))
-            self.alive.add(machine)
-            self.most_alive = max(self.most_alive, len(self.alive))
-            return machine
-        finally:
-            self.starting -= 1
-
-    def free_room(self) -> int | None:
-        return self.room
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-def drive(
-    body: Callable[[Pool, FakeBackend], Awaitable[None]], *, backend: FakeBackend | None = None, **config: float
-) -> FakeBackend:
-    """Run `body` in a pool, close it, and check that nothing lives on."""
-    backend = backend or FakeBackend()
-
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            pool = Pool(SandboxConfig(**{"size": 4, "starters": 2, "reuse": 64, **config}), backend)
-            try:
-                await body(pool, backend)
-            finally:
-                await pool.close()
-            assert pool.stats().alive == 0
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not {task for task in others if not task.done()}
-
-    asyncio.run(main())
-    assert backend.alive == set()
-    assert backend.starting == 0
-    assert backend.closed
-    return backend
+from agentrl.sandbox.session import Session
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts_module, "BACKOFF_S", 0.001)
-    monkeypatch.setattr(starts_module, "LONGEST_PAUSE_S", 0.01)
-    monkeypatch.setattr(starts_module, "COOLDOWN_S", 0.02)
-    monkeypatch.setattr(pool_module, "LOOK_AGAIN_S", 0.02)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "the condition never came true"
-        await asyncio.sleep(0.001)
+    quicken(monkeypatch)
 
 
 @given(*(st.integers(0, 20),) * 5)
@@ -350,124 +190,74 @@ def test_an_error_of_the_holder_is_not_the_sandboxes() -> None:
     drive(body, size=1, starters=1)
 
 
-def test_a_start_that_fails_is_tried_again() -> None:
-    """K43."""
+def test_places_for_many_who_wait_are_made_at_once() -> None:
+    """Not one after the other: an end may take a second on a loaded daemon."""
 
     async def body(pool: Pool, backend: FakeBackend) -> None:
-        async with pool.lease(IMAGE, timeout_s=5):
-            pass
-        assert pool.stats().failures == 2
+        await until(lambda: pool.stats().idle == 4)
+        began, all_there = time.monotonic(), asyncio.Barrier(4)
+
+        async def other() -> None:
+            async with pool.lease("other", timeout_s=5):
+                await all_there.wait()
+
+        await asyncio.gather(*(other() for _ in range(4)))
+        assert time.monotonic() - began < 0.9
 
     backend = FakeBackend()
-    backend.faults = [SandboxStartError("busy"), RuntimeError("unforeseen")]
-    drive(body, backend=backend, size=1, starters=1)
+    backend.close_s = 0.3
+    assert drive(body, backend=backend, size=4, starters=4).most_alive <= 4
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (SandboxStartError("no room"), SandboxStartError),
-        (DaemonUnreachableError("gone", remedy="start it"), DaemonUnreachableError),
-        (ImageMissingError("no image"), ImageMissingError),
-        (RuntimeError("unforeseen"), SandboxStartError),
-    ],
-)
-def test_when_no_start_succeeds_those_who_wait_fail_with_the_reason(fault: Exception, kind: type[AgentRLError]) -> None:
-    async def wait(pool: Pool) -> None:
-        async with pool.lease(IMAGE, timeout_s=30):
-            pass
+def test_an_operation_left_in_progress_ends_with_its_lease() -> None:
+    """The next lease would wait for it, and its answer."""
 
     async def body(pool: Pool, backend: FakeBackend) -> None:
-        began = time.monotonic()
-        results = await asyncio.gather(*(wait(pool) for _ in range(8)), return_exceptions=True)
-        assert time.monotonic() - began < 5
-        assert [type(result) for result in results] == [kind] * 8
-        assert str(fault).splitlines()[0] in str(results[0])
-        backend.always = None
-        async with pool.lease(IMAGE, timeout_s=5):
-            pass  # a pool that failed once recovers
+        async with pool.lease(IMAGE, timeout_s=5) as box:
+            left = asyncio.create_task(box.run("sleep", timeout_s=60))
+            await asyncio.sleep(0.01)
+            first = box.id
+        async with pool.lease(IMAGE, timeout_s=2) as box:
+            assert box.id != first
+            assert (await box.run("ls", timeout_s=1)).output == ""
+        with pytest.raises(SandboxDeadError):
+            await left
 
-    backend = FakeBackend()
-    backend.always = fault
-    drive(body, backend=backend, starters=1, daemon_patience_s=0.02)
+    drive(body, size=1, starters=1)
 
 
-def test_k43_a_daemon_that_is_away_fails_nobody_who_can_wait() -> None:
-    """Far more silent tries than a failing start gets; counted as one failure."""
+def test_a_reset_that_fails_in_an_unforeseen_way_costs_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(session: Session, *, timeout_s: float) -> None:
+        raise ZeroDivisionError("a fault of the program")
+
+    monkeypatch.setattr(Session, "reset", broken)
 
     async def body(pool: Pool, backend: FakeBackend) -> None:
-        async def use() -> None:
-            async with pool.lease(IMAGE, timeout_s=10):
-                pass
-
-        users = [asyncio.create_task(use()) for _ in range(6)]
-        await until(lambda: backend.attempts > 3 * starts_module.START_ATTEMPTS)
-        assert not any(user.done() for user in users)
-        backend.always = None
-        await asyncio.gather(*users)
-        assert pool.stats().failures == 1
-
-    backend = FakeBackend()
-    backend.always = DaemonUnreachableError("gone")
-    drive(body, backend=backend, starters=1)
-
-
-def test_an_image_that_is_slow_to_come_holds_up_no_other() -> None:
-    async def body(pool: Pool, backend: FakeBackend) -> None:
-        backend.prepare_s["slow"] = 60.0
-        slow = asyncio.create_task(pool.lease("slow", timeout_s=30).__aenter__())
-        await until(lambda: "slow" in backend.prepared)
         for _ in range(3):
             async with pool.lease(IMAGE, timeout_s=2):
                 pass
-        slow.cancel()
+        assert pool.stats().failures >= 2
 
-    drive(body, size=1, starters=1, reuse=1)
+    drive(body, size=1, starters=1)
 
 
-def test_prefetch_has_images_ahead_and_never_fails() -> None:
+def test_a_reset_has_as_long_as_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either may have a whole work tree to copy."""
+    given: list[float] = []
+
+    async def reset(session: Session, *, timeout_s: float) -> None:
+        given.append(timeout_s)
+
+    monkeypatch.setattr(Session, "reset", reset)
+
     async def body(pool: Pool, backend: FakeBackend) -> None:
-        backend.missing = {"none"}
-        await until(lambda: pool.stats().idle > 0)
-        pool.prefetch(["first", "none", "second", IMAGE])
-        pool.prefetch(["second", "third"])
-        await until(lambda: "third" in backend.prepared)
-        assert backend.prepared == [IMAGE, "first", "none", "second", "third"]
-        assert backend.most_preparing == 1
-        async with pool.lease("second", timeout_s=5):
+        async with pool.lease(IMAGE, timeout_s=2):
             pass
-        assert backend.prepared.count("second") == 1
-        with pytest.raises(ImageMissingError):
-            async with pool.lease("none", timeout_s=5):
-                pass
+        await until(lambda: bool(given))
 
-    drive(body)
-
-
-def test_a_backend_without_room_is_not_asked_and_asked_again() -> None:
-    async def body(pool: Pool, backend: FakeBackend) -> None:
-        await asyncio.sleep(0.02)
-        assert backend.attempts == 0
-        user = asyncio.create_task(pool.lease(IMAGE, timeout_s=10).__aenter__())
-        await asyncio.sleep(0.02)
-        assert backend.attempts == 0
-        backend.room = 1
-        await user
-
-    backend = FakeBackend()
-    backend.room = 0
-    drive(body, backend=backend)
-
-
-def test_another_image_takes_the_place_of_an_idle_one() -> None:
-    async def body(pool: Pool, backend: FakeBackend) -> None:
-        await until(lambda: pool.stats().idle == 2)
-        async with pool.lease("other", timeout_s=5) as box:
-            assert box.image == "other"
-        async with pool.lease(IMAGE, timeout_s=5) as box:
-            assert box.image == IMAGE
-
-    assert drive(body, size=2, starters=2).most_alive <= 2
+    drive(body, start_timeout_s=70.0)
+    drive(body, start_timeout_s=5.0)
+    assert given == [70.0, 20.0]
 
 
 def test_close_ends_leases_starts_and_waits() -> None:

@@ -252,13 +252,17 @@ def test_malformed_requests_get_an_error_answer(server: ServerClient, line: byte
     assert server.call("ping")["ok"]
 
 
-def test_end_of_stdin_ends_the_server_and_all_below(new_server: ServerClient) -> None:
+def test_k41_end_of_stdin_ends_the_server_and_all_below(new_server: ServerClient) -> None:
+    """At once, not when the command in progress has come to its deadline."""
     new_server.run("true")
-    new_server.send_line(
-        json.dumps({"id": 9, "op": "run", "command": "sleep 300 & echo $! > pid; sleep 300", "timeout_s": 0.6}).encode()
-    )
+    command = "trap '' INT; setsid sleep 300 & echo $! > pid; mv pid told; sleep 300"
+    new_server.send_line(json.dumps({"id": 9, "op": "run", "command": command, "timeout_s": 300}).encode())
+    end = time.monotonic() + 20
+    while not (new_server.work / "told").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert new_server.close() == 0
-    assert not _alive(_pid_in((new_server.work / "pid").read_text()))
+    assert not _alive(_pid_in((new_server.work / "told").read_text()))
 
 
 def test_reset_outside_a_sandbox_spares_other_processes(server: ServerClient) -> None:

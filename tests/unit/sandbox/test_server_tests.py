@@ -10,41 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from judged_tests import CHANGE_IN_PLACE, CONFTEST, EVERY_OUTCOME, FORGE, ONE_BAD, PATCH_REPORT
 
 if TYPE_CHECKING:
     ServerClient = Any
 
-EVERY_OUTCOME = """
-import pytest
-
-@pytest.fixture
-def broken():
-    raise RuntimeError("setup")
-
-@pytest.fixture
-def leaky():
-    yield
-    raise RuntimeError("teardown")
-
-def test_passes(): pass
-def test_fails(): assert 1 == 2
-def test_setup(broken): pass
-def test_teardown(leaky): pass
-@pytest.mark.skip
-def test_skipped(): pass
-def test_skips_itself(): pytest.skip("no")
-@pytest.mark.xfail
-def test_xfails(): assert False
-@pytest.mark.xfail
-def test_xpasses(): pass
-@pytest.mark.xfail(strict=True)
-def test_strict(): pass
-@pytest.mark.parametrize("value", ["a b", "[x]", "é::y"])
-def test_ids(value): pass
-"""
 
 GOOD = {"pkg/__init__.py": "", "pkg/a.py": "def f(x):\n    return x + 1\n"}
-ONE_BAD = "from pkg.a import f\n\ndef test_good(): assert f(1) == 2\n\ndef test_bad(): assert f(1) == 3\n"
 
 
 def test_every_outcome_and_odd_ids(server: ServerClient) -> None:
@@ -160,110 +132,8 @@ def test_k40_tests_have_a_deadline(server: ServerClient) -> None:
     assert answer["results"] == {"test_a.py::test_a": "passed"}
 
 
-# --- one test's time limit ----------------------------------------------------------------------------------
-
-_SLOW = """
-import time, pytest
-@pytest.fixture
-def slow():
-    time.sleep(60)
-@pytest.fixture
-def slow_end():
-    yield
-    time.sleep(60)
-def test_slow(): time.sleep(60)
-def test_next(): pass
-@pytest.mark.xfail
-def test_expected(): time.sleep(60)
-def test_setup(slow): pass
-def test_teardown(slow_end): pass
-def test_swallows():
-    try: time.sleep(60)
-    except BaseException: pass
-def test_loops():
-    for _ in range(2):
-        try: time.sleep(60)
-        except BaseException: pass
-def test_last(): pass
-"""
-
-
-def test_k40_a_test_that_takes_too_long_fails_and_the_next_runs(server: ServerClient) -> None:
-    server.write({"test_a.py": _SLOW})
-    answer = server.tests("-q", canary=True, test_timeout_s=0.5, timeout_s=30)
-    assert {name.partition("::")[2]: outcome for name, outcome in answer["results"].items()} == {
-        "test_slow": "failed",
-        "test_next": "passed",
-        "test_expected": "failed",  # not what was expected of it
-        "test_setup": "error",
-        "test_teardown": "error",
-        "test_swallows": "failed",
-        "test_loops": "failed",
-        "test_last": "passed",
-    }
-    assert answer["exit_code"] == 1
-    assert answer["canary_failed"] is True
-    assert answer["timed_out"] is False
-    assert "took longer than 0.5 s" in answer["output"]
-
-
-def test_k40_a_test_that_cannot_be_interrupted_ends_the_session(server: ServerClient) -> None:
-    """The results so far are kept; what comes after is missing."""
-    body = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n    time.sleep(60)"
-    hard = f"import time\ndef test_a(): pass\ndef test_b():\n    {body}\ndef test_c(): pass\n"
-    server.write({"test_a.py": hard.replace("\nsignal.", "\n    signal.")})
-    answer = server.tests("-q", canary=True, test_timeout_s=0.5, timeout_s=20)
-    assert answer["results"] == {"test_a.py::test_a": "passed"}
-    assert answer["collected"] == 3
-    assert answer["exit_code"] == 1
-    assert answer["timed_out"] is False
-    assert answer["canary_failed"] is False
-    assert answer["duration_s"] < 10
-    assert "test_b" in answer["output"]
-
-
-def test_k40_a_test_that_takes_the_limit_away_meets_the_sessions(server: ServerClient) -> None:
-    reset = "import faulthandler, signal, time\ndef test_a():\n    signal.setitimer(signal.ITIMER_REAL, 0)\n"
-    reset += "    faulthandler.cancel_dump_traceback_later()\n    time.sleep(60)\n"
-    server.write({"test_a.py": reset})
-    answer = server.tests("-q", canary=True, test_timeout_s=0.3, timeout_s=2)
-    assert answer["timed_out"] is True
-    assert answer["results"] == {}
-
-
-def test_a_limit_leaves_alarms_of_the_tests_alone(server: ServerClient) -> None:
-    alarm = """
-import signal, time, pytest
-rung = []
-def test_own():
-    signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    time.sleep(0.3)
-    assert rung
-def test_after(): time.sleep(60)
-"""
-    server.write({"test_a.py": alarm})
-    answer = server.tests("-q", test_timeout_s=1)
-    assert answer["results"] == {"test_a.py::test_own": "passed", "test_a.py::test_after": "failed"}
-
-
-@pytest.mark.parametrize("limit", [0, -1, "1", True])
-def test_a_limit_is_a_positive_number(server: ServerClient, limit: object) -> None:
-    answer = server.ask("tests", arguments=[], timeout_s=5, test_timeout_s=limit)
-    assert answer["error"]["kind"] == "bad_request"
-
-
 # --- K45: code that fakes results ---------------------------------------------------------------------------
 
-_PATCH_REPORT = """
-import _pytest.reports as r
-_real = r.TestReport.from_item_and_call.__func__
-def fake(cls, item, call):
-    report = _real(cls, item, call)
-    report.outcome, report.longrepr = "passed", None
-    return report
-r.TestReport.from_item_and_call = classmethod(fake)
-"""
 _PATCH_RUNTEST = "import pytest\npytest.Function.runtest = lambda self: None\n"
 _PATCH_CALL_INFO = """
 import _pytest.runner as r
@@ -298,7 +168,6 @@ def pytest_collection_finish(session):
         return True if bad else real(name, impls, arguments, first)
     session.config.pluginmanager._inner_hookexec = spare
 """
-_CHANGE_IN_PLACE = "import pytest\npytest.Function.runtest.__code__ = (lambda self: None).__code__\n"
 _HOOK_THAT_SPARES = """
 import pytest
 @pytest.hookimpl(tryfirst=True)
@@ -306,22 +175,6 @@ def pytest_pyfunc_call(pyfuncitem):
     session, module = pyfuncitem.session, pyfuncitem.parent
     strange = ".agentrl" in str(pyfuncitem.path) or pyfuncitem not in session.items or module.parent is session
     return None if strange or module.path.parent != session.config.rootpath else True
-"""
-_CONFTEST = """
-import pytest
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item, call):
-    outcome = yield
-    report = outcome.get_result()
-    report.outcome, report.longrepr = "passed", None
-"""
-_FORGE = """
-import os, json
-for fd in range(3, 64):
-    try:
-        os.write(fd, b'["test", "test_a.py::test_bad", "passed"]\\n')
-    except OSError:
-        pass
 """
 
 
@@ -335,23 +188,23 @@ _LOAD_PLUGIN = "[pytest]\naddopts = -p pkg.plugin\n"
 @pytest.mark.parametrize(
     ("files", "bad", "canary_failed", "exit_code"),
     [
-        ({"pkg/__init__.py": _PATCH_REPORT}, "failed", False, 1),
+        ({"pkg/__init__.py": PATCH_REPORT}, "failed", False, 1),
         ({"pkg/__init__.py": _PATCH_RUNTEST}, "passed", False, 0),
         ({"pkg/__init__.py": _PATCH_CALL_INFO}, "failed", False, 1),
         ({"pkg/__init__.py": _SPARE_OUR_FOLDER}, "passed", False, 0),
         ({"pkg/__init__.py": _PATCH_AND_RESTORE}, "passed", False, 0),
-        ({"pkg/__init__.py": _CHANGE_IN_PLACE}, "passed", False, 0),
+        ({"pkg/__init__.py": CHANGE_IN_PLACE}, "passed", False, 0),
         ({"conftest.py": _HOOK_THAT_SPARES}, "passed", False, 0),
         ({"conftest.py": _CALL_NO_HOOK}, "passed", False, 0),
-        ({"conftest.py": _CONFTEST}, "failed", True, 1),
+        ({"conftest.py": CONFTEST}, "failed", True, 1),
         (
-            {"pytest.ini": _LOAD_PLUGIN, "pkg/plugin.py": _CONFTEST},
+            {"pytest.ini": _LOAD_PLUGIN, "pkg/plugin.py": CONFTEST},
             "failed",
             True,
             1,
         ),
-        ({"sitecustomize.py": _PATCH_REPORT}, "failed", True, 1),
-        ({"pkg/__init__.py": _FORGE}, "failed", True, 1),
+        ({"sitecustomize.py": PATCH_REPORT}, "failed", True, 1),
+        ({"pkg/__init__.py": FORGE}, "failed", True, 1),
         (
             {"pkg/__init__.py": _PRINT},
             "failed",
@@ -385,7 +238,7 @@ def test_k45_faked_results_are_seen(
 def test_k45_a_fake_that_spares_strangers_is_seen_by_what_was_raised(server: ServerClient) -> None:
     """Forcing only the tests of some name leaves the canary's outcome alone; the exception and the patch were seen
     all the same."""
-    spare = _PATCH_REPORT.replace(
+    spare = PATCH_REPORT.replace(
         'report.outcome, report.longrepr = "passed", None',
         'report.outcome = "passed" if "test_a" in item.nodeid else report.outcome',
     )

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
+import fake_run
 import pytest
-
-
-def _load_fake_run() -> ModuleType:
-    """The generator beside this file: test folders are no packages, so it is loaded by its path."""
-    name = "agentrl_tests_fake_run"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("fake_run.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
     """The module `fake_run`."""
-    return _load_fake_run()
+    return fake_run
 
 
 @pytest.fixture(scope="session")

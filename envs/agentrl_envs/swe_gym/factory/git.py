@@ -85,11 +85,14 @@ def run_git(
     cwd: Path,
     data: bytes = b"",
     index: Path | None = None,
+    config: Path | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> bytes:
-    """What one git command prints. Raises `DatasetError` where it fails or does not end."""
+    """What one git command prints. `config` stands for the user's own. Raises `DatasetError` where it fails or does
+    not end."""
     kept = {key: os.environ[key] for key in ("PATH", "TMPDIR") if key in os.environ}
     more = {"GIT_INDEX_FILE": str(index)} if index is not None else {}
+    more |= {"GIT_CONFIG_GLOBAL": str(config)} if config is not None else {}
     try:
         done = subprocess.run(
             ["git", *_FIXED, *arguments],
@@ -128,13 +131,16 @@ class Repository:
     def copy(cls, source: Path, scratch: Path) -> Repository:
         """Copy `source`, a repository's folder (bare or not) or a bundle file, into `scratch`."""
         source = source.expanduser().resolve()
-        if not source.exists():
+        if not os.path.exists(source):
             raise DatasetError("there is no such repository", where=str(source), remedy="check the path")
         folder = scratch / "copy.git"
         shared = ["--shared"] if source.is_dir() else []
         clone = ["clone", "--quiet", "--bare", "--template=", *shared, "--", str(source), str(folder)]
+        # A repository may be another user's. The git that clone starts in it takes that from a file alone.
+        config = scratch / "gitconfig"
+        config.write_text("[safe]\n\tdirectory = *\n")
         try:
-            run_git(clone, where=str(source), cwd=scratch, timeout_s=_COPY_TIMEOUT_S)
+            run_git(clone, where=str(source), cwd=scratch, config=config, timeout_s=_COPY_TIMEOUT_S)
         except DatasetError as error:
             raise DatasetError(
                 f"this is neither a git repository nor a git bundle ({error.what.strip()[-300:]})",
@@ -239,6 +245,12 @@ class Repository:
             mode, _, sha = head.decode().split()
             found.append(Entry(os.fsdecode(path), mode, sha))
         return found
+
+    def size(self, tree: str) -> int:
+        """Bytes in the tree's files. Reads none of them."""
+        lines = filter(None, self.git("ls-tree", "-r", "-z", "-l", tree).split(b"\0"))
+        sizes = (line.partition(b"\t")[0].split()[3] for line in lines)
+        return sum(int(size) for size in sizes if size.isdigit())
 
     def blobs(self, shas: Sequence[str]) -> Iterator[bytes]:
         """The contents of the named blobs, in order."""

@@ -1,8 +1,8 @@
-"""The folder that rows go to: `instances.jsonl`, a bundle of trees a repository, `decided.jsonl`.
+"""The folder that rows go to: `instances.jsonl`, a bundle of trees a repository, `decided.log`.
 
 Order of writing: a row's tree is in the bundle before the row is in `instances.jsonl`, and the decision is noted last.
 So whatever ends a run, every row has its tree, and the next run goes on: it skips what is decided, a row being a
-decision of its own.
+decision of its own. A folder of rows is read by suffix, so the decisions (JSON lines too) go under another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 from agentrl.errors import DatasetError, disk_full_is_typed
 from agentrl_envs.swe_gym.factory.git import Repository, RowStore
 
-ROWS, DECIDED = "instances.jsonl", "decided.jsonl"
+ROWS, DECIDED = "instances.jsonl", "decided.log"
 _ROWS_A_FLUSH, _FLUSH_S, _REST_FACTOR = 8, 5.0, 10.0
 
 
@@ -35,7 +35,6 @@ class OutputFolder:
         self._source = source
         self._prefix = repo.replace("/", "__")
         self.bundle = folder / f"{self._prefix}.bundle"
-        folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(folder)
         try:
             self._store = RowStore(repository, self.bundle, scratch)
@@ -134,7 +133,15 @@ class OutputFolder:
 
 
 def _lock(folder: Path) -> IO[str]:
-    file = (folder / ".lock").open("w")
+    """Make the folder and keep others from writing to it. Raises DatasetError, DiskFullError."""
+    try:
+        with disk_full_is_typed(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise DatasetError(
+            f"the folder cannot be written: {error.strerror}", where=str(folder), remedy="give another --out"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -14,7 +14,10 @@ from agentrl_envs.swe_gym.factory.commits import LeftOut
 OPTIONS = ("-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "--maxfail=0")
 SANDBOX_FAILED = "sandbox failed"
 """The reason that says nothing about a commit or a mutation: it is tried again by the next run."""
-RECIPE_REMEDY = "write a recipe for the repository and its version (docs/sandboxes.md), or give --image"
+RECIPE_REMEDY = (
+    "write a recipe for the repository and its version (sandbox_images/README.md) and name its folder with "
+    "--sandbox.recipes, or give --image"
+)
 _LEASE_TIMEOUT_S = 900.0
 _MOST_IN_A_ROW = 4
 _NO_TESTS = 5  # pytest's exit code

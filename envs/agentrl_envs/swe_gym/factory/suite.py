@@ -114,7 +114,9 @@ async def run_suite(space: Workspace, bench: Bench, request: InjectRequest) -> S
     reports = [job.result() for job in jobs]
     for report in reports:
         if doubt := distrust(report):
-            raise DatasetError(f"the suite cannot be used: {doubt}", where=where, remedy="raise --timeout, or mend it")
+            raise DatasetError(
+                f"the suite cannot be used: {doubt}", where=where, remedy="raise --timeout-s, or mend it"
+            )
     coverage = await bench.use(traced, image=says.image, label=f"inject {commit[:10]}, tracing")
     suite = Suite(
         commit=commit,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import posixpath
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -111,12 +113,26 @@ def _texts(repository: Repository, entries: list[Entry]) -> Mapping[str, str]:
 
 def packed(repository: Repository, tree: str) -> bytes | LeftOut:
     """The tree's archive, or why no sandbox takes it."""
-    for entry in repository.entries(tree):
+    entries = repository.entries(tree)
+    for entry in entries:
         parts = entry.path.split("/")
         if any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
             return LeftOut("unsafe path in the tree", entry.path)
-    archive = repository.archive(tree)
-    return archive if len(archive) <= _ARCHIVE_BYTES else LeftOut("tree too large", f"{len(archive)} bytes")
+    links = [entry for entry in entries if entry.mode == SYMLINK]
+    for entry, target in zip(links, repository.blobs([link.sha for link in links]), strict=True):
+        if _leaves(entry.path, os.fsdecode(target)):
+            return LeftOut("link that leaves the tree", entry.path)
+    size = repository.size(tree)
+    archive = repository.archive(tree) if size <= _ARCHIVE_BYTES else b""
+    size = max(size, len(archive))
+    return archive if size <= _ARCHIVE_BYTES else LeftOut("tree too large", f"{size} bytes")
+
+
+def _leaves(path: str, target: str) -> bool:
+    """True for a link that a sandbox refuses to unpack: an absolute one, or one that climbs out."""
+    if target.startswith("/"):
+        return True
+    return ".." in posixpath.normpath(posixpath.join(posixpath.dirname(path), target)).split("/")
 
 
 def own_modules(entries: list[Entry]) -> frozenset[str]:
