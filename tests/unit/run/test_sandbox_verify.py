@@ -114,7 +114,7 @@ def judged(none: list[Any], fix: list[Any], *, runs: int = 2) -> tuple[TaskVerdi
 
 
 def test_k46_a_test_that_fails_now_and_then_is_found_in_the_further_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, environment = judged([FAILS], [PASSES, PASSES, PASSES, BREAKS_B], runs=6)
+    found, _ = judged([FAILS], [PASSES, PASSES, PASSES, BREAKS_B], runs=6)
     assert (found.verdict, found.differ) == (Verdict.FLAKY, ["t::a", "t::b"])
     found, _ = judged([FAILS], [PASSES] * 6, runs=6)
     assert (found.verdict, found.grades) == (Verdict.VALID, 7)
