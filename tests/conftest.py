@@ -13,8 +13,9 @@ _skipped: list[str] = []
 
 collect_ignore = ["data"]  # whose logs pytest would read as doctests
 
-# A shell that runs the tests in the background has SIGINT ignored, and every child would inherit that; tests send it.
+# A shell that runs the tests in the background has these ignored, and every child would inherit that; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

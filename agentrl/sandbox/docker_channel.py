@@ -24,10 +24,6 @@ from pathlib import Path
 from agentrl.sandbox.owner import Owner
 
 MOUNT_POINT = "/run/agentrl"
-VARIABLE = "AGENTRL_CHANNEL"
-"""In the server's own environment: where it finds the socket."""
-REFUSED_EXIT_CODE = 71
-"""What the server ends with where it cannot reach the socket; also in the server's `main`."""
 _SOCKET = "socket"
 _LONGEST_BASE = 40  # with all that comes behind it the path stays under the 108 bytes that an address may have
 

@@ -22,11 +22,12 @@ from agentrl.errors import (
     SandboxStartError,
 )
 from agentrl.sandbox.channel import Channel, DockerStderr, StderrTail, docker_chunks
-from agentrl.sandbox.docker_channel import MOUNT_POINT, REFUSED_EXIT_CODE, VARIABLE, ChannelRefusedError, Door
+from agentrl.sandbox.docker_channel import MOUNT_POINT, ChannelRefusedError, Door
 from agentrl.sandbox.docker_client import named
 from agentrl.sandbox.docker_images import Prepared
 from agentrl.sandbox.limits import SANDBOX_UID, WORKDIR, Limits
 from agentrl.sandbox.seccomp import docker_profile
+from agentrl.sandbox.server.settings import CHANNEL, CHANNEL_REFUSED
 
 if TYPE_CHECKING:
     from agentrl.sandbox.docker_host import DockerHost
@@ -58,7 +59,7 @@ def create(client: docker.DockerClient, plan: Plan) -> str:
     environment = dict(plan.image.equipment.environment)
     if plan.door is not None:
         mounts.append(docker.types.Mount(target=MOUNT_POINT, source=str(plan.door.folder), type="bind", read_only=True))
-        environment[VARIABLE] = plan.door.address
+        environment[CHANNEL] = plan.door.address
     host_config = api.create_host_config(
         read_only=True,
         tmpfs={
@@ -191,7 +192,7 @@ class EndedEarlyError(Exception):
 
 def early_end(state: Mapping[str, Any], said: str, name: str) -> Exception:
     """What `EndedEarlyError` means, by the container's `State`."""
-    if state.get("ExitCode") == REFUSED_EXIT_CODE:
+    if state.get("ExitCode") == CHANNEL_REFUSED:
         return ChannelRefusedError(said[-300:])
     return SandboxStartError(
         f"the server ended before it was ready: {_ended(state)}" + (f" ({said[-300:]})" if said else ""),

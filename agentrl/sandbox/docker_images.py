@@ -113,7 +113,9 @@ class ImageStore:
                 raise self._missing(image, why, "free space on the daemon's disk")
             on_pulled(found)
         # By its id, and so its containers: the name may mean another image by then.
-        equipment = foreign.equip(self._client, found, name=image, limits=self._limits, stop=self._stop)
+        equipment = foreign.equip(
+            self._client, found, limits=self._limits, name=image, address=self._address, stop=self._stop
+        )
         return Prepared(image, found, equipment)
 
     def _missing(self, image: str, why: str, remedy: str) -> ImageMissingError:

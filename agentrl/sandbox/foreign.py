@@ -83,9 +83,17 @@ class Equipment:
     masked: tuple[str, ...] = ()
 
 
-def equip(client: Any, image: str, *, limits: Limits, name: str = "", stop: threading.Event | None = None) -> Equipment:
+def equip(
+    client: Any,
+    image: str,
+    *,
+    limits: Limits,
+    name: str = "",
+    address: str = "",
+    stop: threading.Event | None = None,
+) -> Equipment:
     """Make `image`, which the daemon of `client` (a docker.DockerClient) has, ready for sandboxes of `limits`.
-    `name`: what errors call it. Once `stop` is set it is given up.
+    `name` and `address`: what errors call the image and the daemon. Once `stop` is set it is given up.
 
     Blocks: about a second where both volumes are there, else as long as the tree takes to copy. May be called at any
     time and at once from several processes; the volumes are the memory of it.
@@ -96,13 +104,12 @@ def equip(client: Any, image: str, *, limits: Limits, name: str = "", stop: thre
     base = ensure_docker_image(client, BASE_IMAGE)
     name, stop = name or image, stop or threading.Event()
     try:
+        masked = _declared_volumes(client, image, name)
         tools = _ensure_tools(client, base, stop)
         seed = _ensure_seed(client, image, name, tools, limits, stop)
-        declared = (client.api.inspect_image(image).get("Config") or {}).get("Volumes") or {}
-        masked = tuple(sorted(folder for folder in declared if folder not in (WORKDIR, "/tmp")))
     except DAEMON_ERRORS as error:
         if gave_no_answer(error):
-            raise unreachable(error, "") from error
+            raise unreachable(error, address) from error
         raise SandboxStartError(
             f"the daemon refused a step: {str(error)[:300]}", where=f"preparing the image {name}"
         ) from error
@@ -112,6 +119,18 @@ def equip(client: Any, image: str, *, limits: Limits, name: str = "", stop: thre
         environment=MappingProxyType({**ENVIRONMENT, **_UNSET}),
         masked=masked,
     )
+
+
+def _declared_volumes(client: Any, image: str, name: str) -> tuple[str, ...]:
+    """The image's VOLUME folders, but for those where a sandbox has mounts of its own."""
+    declared = (client.api.inspect_image(image).get("Config") or {}).get("Volumes") or {}
+    if within := sorted(folder for folder in declared if folder.startswith(f"{WORKDIR}/")):
+        raise ImageUnfitError(
+            f"the image {name} declares a volume in its work tree, {within[0]}",
+            where=f"preparing the image {name}",
+            remedy="build it anew without that VOLUME line",
+        )
+    return tuple(sorted(folder for folder in declared if folder not in (WORKDIR, "/tmp")))
 
 
 def seed_volume(image_id: str) -> str:

@@ -118,7 +118,8 @@ def _find(image: str, recipes: Path | None) -> _Image:
         raise ImageMissingError(
             f"there is no root file system for the image {image}",
             where=image,
-            remedy="give the task's tree as a git bundle, or use sandbox.backend=docker, which can have any image",
+            remedy=f"give the task's tree as a git bundle, which runs in {BASE_IMAGE} or the image of a recipe; or use "
+            "sandbox.backend=docker, which can have any image",
         )
     if name == BASE_IMAGE.removeprefix(OWN_PREFIX):
         found = _Image(name, image_hash(), None)

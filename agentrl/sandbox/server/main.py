@@ -27,7 +27,7 @@ from .memory import OomCounter
 from .processes import Processes
 from .resident import Resident
 from .seed import plant
-from .settings import Settings, parse
+from .settings import CHANNEL, CHANNEL_REFUSED, Settings, parse
 from .supervise import Bounded, Capture, supervise
 from .testing import run_tests
 
@@ -308,10 +308,10 @@ def _send(fd: int, line: bytes) -> bool:
 
 
 def _open_channel() -> tuple[int, int]:
-    """Descriptors for requests and answers: the socket that AGENTRL_CHANNEL names, else stdin and stdout moved away.
+    """Descriptors for requests and answers: the socket that CHANNEL names, else stdin and stdout moved away.
 
-    Whoever cannot be reached over the socket learns it from the exit code: 71."""
-    address = os.environ.get("AGENTRL_CHANNEL")
+    Who waits at a socket that cannot be reached learns it from the exit code."""
+    address = os.environ.get(CHANNEL)
     if address is None:
         requests, answers = os.dup(0), os.dup(1)
     else:
@@ -320,7 +320,7 @@ def _open_channel() -> tuple[int, int]:
             connection.connect(address)
         except OSError as error:
             sys.stderr.write(f"the channel {address} cannot be reached: {error}\n")
-            sys.exit(71)
+            sys.exit(CHANNEL_REFUSED)
         requests = answers = connection.detach()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

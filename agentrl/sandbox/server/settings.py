@@ -17,21 +17,28 @@ DEFAULT_ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 ENVIRONMENT_FILE = "environment.json"
+CHANNEL = "AGENTRL_CHANNEL"
+"""In the server's own environment: the socket where the host waits for it."""
+CHANNEL_REFUSED = 71
+"""What the server ends with where it cannot reach that."""
 _PRIVATE_PREFIX = "AGENTRL_"
 
 
 class Settings(NamedTuple):
     """`work`: the work tree. `writable`: the other writable mounts, the first of them for our own scratch
     files; a reset empties all of them. `tools`: the folder with `pytest/` and `editor/`. `environment`: of
-    every command. `seed`: the folder with what the work tree holds at first (`seed.py`); None: nothing.
-    `resident`: pytest runs in forks of this process; else in the Python that commands find."""
+    every command. `seed`: the folder with what the work tree holds at first (`seed.py`); None: nothing."""
 
     work: str
     writable: tuple[str, ...]
     tools: str
     environment: dict[str, str]
     seed: str | None = None
-    resident: bool = True
+
+    @property
+    def resident(self) -> bool:
+        """Whether pytest runs in forks of this process; else in the Python that commands find, which is not ours."""
+        return self.seed is None
 
     @property
     def scratch(self) -> str:
@@ -70,4 +77,4 @@ def parse(arguments: list[str], environ: dict[str, str]) -> Settings:
             own = dict(json.load(file))
     mounts = tuple(writable) or ("/tmp", "/dev/shm", "/dev/mqueue")
     environment = {**DEFAULT_ENVIRONMENT, **own}
-    return Settings(work=work, writable=mounts, tools=tools, environment=environment, seed=seed, resident=seed is None)
+    return Settings(work=work, writable=mounts, tools=tools, environment=environment, seed=seed)

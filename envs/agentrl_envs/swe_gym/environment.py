@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.sandbox.images import BASE_IMAGE
 from agentrl.trajectory import Split
 from agentrl.wire import ChatMessage, Expert, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.generated.family import GeneratedFamily
-from agentrl_envs.swe_gym.options import BASE_IMAGE, GENERATED, parse_options
+from agentrl_envs.swe_gym.options import GENERATED, parse_options
 from agentrl_envs.swe_gym.row_family import RowFamily
 
 

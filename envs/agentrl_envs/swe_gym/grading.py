@@ -28,7 +28,7 @@ _KEPT_OUTPUT_CHARS = 200_000
 _JUNIT_LIMIT_BYTES = 8_000_000
 # The later of two equal options counts: a configuration that stops at the first failure would stop at a test that must
 # fail.
-_PYTEST_OPTIONS = ("-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "--maxfail=0")
+PYTEST_OPTIONS = ("-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "--maxfail=0")
 _NO_USER_SITE = {"PYTHONNOUSERSITE": "1"}
 _BOOT = (
     "import json, sys; d = json.load(sys.stdin); n = {'__name__': 'grade_program'}; exec(d['program'], n); "
@@ -208,7 +208,7 @@ async def _run_pytest(
         empty = judge_results({}, fail_to_pass=row.fail_to_pass, pass_to_pass=row.pass_to_pass)
         return _Session(empty, [*log, "none of the files of the named tests is there"])
     report = await sandbox.run_tests(
-        [*plan.options, *_PYTEST_OPTIONS, *done.present],
+        [*plan.options, *PYTEST_OPTIONS, *done.present],
         timeout_s=limits.session_s,
         test_timeout_s=limits.test_s,
         canary=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl_envs.swe_gym.options import BASE_IMAGE
+from agentrl.sandbox.images import BASE_IMAGE, OWN_PREFIX
 from agentrl_envs.swe_gym.rows import Row
 
 _SWE_BENCH = frozenset(
@@ -22,17 +22,17 @@ def image_of(row: Row, *, configured: str | None, has_bundle: bool, recipes: fro
     one image has one name."""
     if configured is not None:
         return configured.replace("{id}", row.instance_id).removesuffix(_LATEST)
-    recipe = recipe_name(row)
+    recipe = recipe_name(row.repo, row.version)
     if has_bundle and recipe in recipes:
-        return f"agentrl/{recipe}"
+        return f"{OWN_PREFIX}{recipe}"
     if row.image is not None:
         return row.image.replace("{id}", row.instance_id).removesuffix(_LATEST)
     return BASE_IMAGE if has_bundle else published_image(row)
 
 
-def recipe_name(row: Row) -> str:
+def recipe_name(repo: str, version: str | None) -> str:
     """`<owner>__<repo>-<version>`, as recipes of sandbox images are called."""
-    return f"{row.repo.replace('/', '__')}-{row.version}".lower()
+    return f"{repo.replace('/', '__')}-{version}".lower()
 
 
 def published_image(row: Row) -> str:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from agentrl.errors import ConfigError
 from agentrl_envs.swe_gym.row_files import is_local
 
-BASE_IMAGE = "agentrl/base"
 GENERATED = "generated"
 _OF_ROWS = (
     *("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "prompt"),

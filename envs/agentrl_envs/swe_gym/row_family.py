@@ -94,6 +94,12 @@ class RowFamily:
     def tasks(self, split: Split, *, start: int, count: int, seed: int) -> list[Task]:
         """Train is endless, shuffled anew in each pass by `seed`; fresh and unseen are lists in the data's
         order."""
+        if not any(self._splits.values()):  # said here: single rows of other kinds can be found and verified
+            raise DatasetError(
+                f"no row is of the wanted kinds {list(self._options.kinds)}",
+                where=self._options.dataset,
+                remedy="set environment.kinds",
+            )
         rows = self._splits[split]
         if split is not Split.TRAIN:
             return [self._task(row, split) for row in rows[start : start + count]]
@@ -236,11 +242,4 @@ def _chosen(rows: list[Row], options: SweGymOptions) -> list[Row]:
             where=options.dataset,
             remedy=f"kinds here: {', '.join(sorted(kinds)) or 'none, the rows have no x_kind'}",
         )
-    chosen = [row for row in rows if row.kind is None or row.kind in options.kinds]
-    if not chosen:
-        raise DatasetError(
-            f"no row is of the wanted kinds {list(options.kinds)}",
-            where=options.dataset,
-            remedy="set environment.kinds",
-        )
-    return chosen
+    return [row for row in rows if row.kind is None or row.kind in options.kinds]

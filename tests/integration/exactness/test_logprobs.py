@@ -43,7 +43,8 @@ def test_ten_deliveries_of_trained_weights(loop: Any) -> None:
         delivery = loop.deliver()
         assert delivery.version == loop.version
         assert delivery.probe_max_abs < TOLERANCE
-        played = loop.play(1, 3, temperature=(1.0, 0.7)[step % 2])
+        # Enough of them that some token was in doubt: of one that is all but certain no update moves the probability.
+        played = loop.play(2, 4, temperature=(1.0, 0.7)[step % 2])
         found = [t.segments[0].versions[t.segments[0].agent_mask] for t in played]
         assert all((versions == loop.version).all() for versions in found)
         batch = loop.batch(step + 1, version=loop.version)

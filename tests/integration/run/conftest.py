@@ -180,8 +180,12 @@ class Sitting:
 
     def _leftovers(self) -> list[str]:
         alive = [f"process {p.pid} {p.name}" for p in self.seen if p.alive]
-        names = [name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders]  # others' may go meanwhile
-        groups = fnmatch.filter(names, f"agentrl-*-{self.pid}-*")
+        walked = os.walk("/sys/fs/cgroup")  # which bears that others' go meanwhile
+        groups = [
+            os.path.join(parent, name)
+            for parent, folders, _ in walked
+            for name in fnmatch.filter(folders, f"agentrl-*-{self.pid}-*")
+        ]
         sockets = [word for p in self.seen for word in p.command if word.startswith("ipc://")]
         folders = {str(Path(word.removeprefix("ipc://")).parent) for word in sockets}
         mounts = sorted(run_mounts() - self.mounts)

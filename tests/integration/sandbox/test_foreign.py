@@ -102,12 +102,14 @@ def remove(client: Any, image: str) -> None:
             client.api.remove_volume(foreign.seed_volume(image_id))
 
 
-def build(client: Any, image: str, script: str, files: Path | None = None) -> str:
-    """An image from the base image by `script`, run as root without a network, with `files` in /tmp/site."""
+def build(client: Any, image: str, script: str, files: Path | None = None, *, folder_on_disk: str = "/var/data") -> str:
+    """An image from the base image by `script`, run as root without a network, with `files` in /tmp/site; it declares
+    `folder_on_disk` as a volume."""
     base = ensure_docker_image(client, BASE_IMAGE)
     copy = "" if files is None else "COPY site /tmp/site\n"
     variables = "ENV PYTHONPATH=/opt/extra API_TOKEN=secret BASH_ENV=/root/.bashrc\n"
-    recipe = f"FROM {base}\nUSER 0:0\n{copy}COPY make.sh /tmp/make.sh\nRUN sh /tmp/make.sh\n{variables}"
+    volume = f"VOLUME {folder_on_disk}\n" if folder_on_disk else ""
+    recipe = f"FROM {base}\nUSER 0:0\n{copy}COPY make.sh /tmp/make.sh\nRUN sh /tmp/make.sh\n{variables}{volume}"
     context = io.BytesIO()
     with tarfile.open(fileobj=context, mode="w") as tar:
         for name, text in (("Dockerfile", recipe), ("make.sh", script)):
@@ -233,9 +235,19 @@ def test_k46_it_is_as_hard_as_an_image_of_ours(swe_gym_house: ForeignHouse) -> N
     said = swe_gym_house.output(
         "id -u; for each in / /opt/agentrl /opt/agentrl-seed/tree /opt/miniconda3; do touch $each/x 2>&- && echo $each;"
         "done; umount /testbed 2>&- && echo unmounted; "
-        "grep -E '^Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | uniq; ls /sys/class/net"
+        "grep -E '^Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | uniq; ls /sys/class/net; "
+        "touch /var/data/x 2>&- && echo written; grep ' /var/data ' /proc/mounts | cut -d, -f1"
     )
-    assert said.splitlines() == ["1000", "0000000000000000", "lo"]
+    assert said.splitlines() == ["1000", "0000000000000000", "lo", "tmpfs /var/data tmpfs ro"]
+
+
+def test_a_volume_in_the_work_tree_is_refused(client: Any) -> None:
+    image = build(client, "agentrl-test-volume:1", "mkdir -p /testbed/data", folder_on_disk="/testbed/data")
+    try:
+        with pytest.raises(ImageUnfitError, match="declares a volume in its work tree, /testbed/data"):
+            foreign.equip(client, image, limits=Limits.of(CONFIG))
+    finally:
+        remove(client, image)
 
 
 def test_a_bundle_can_be_unpacked_over_the_images_tree(swe_gym_house: ForeignHouse) -> None:

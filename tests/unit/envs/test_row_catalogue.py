@@ -127,3 +127,13 @@ def test_generated_tasks_are_found_by_id() -> None:
         with pytest.raises(DatasetError, match="no task") as caught:
             environment.find(name)
         assert "generated-fresh-0" in caught.value.remedy
+
+
+def test_rows_of_other_kinds_alone_can_be_found_but_not_trained_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", GOOD | {"x_kind": "no_p2p"})
+    environment = SweGymEnvironment({"dataset": path})
+    assert environment.find("o__r-1").id == "o__r-1"
+    assert [task.id for task in environment.every() or []] == ["o__r-1"]
+    for split in Split:
+        with pytest.raises(DatasetError, match="no row is of the wanted kinds"):
+            environment.tasks(split, start=0, count=1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agentrl.wire import Sandbox
-from agentrl_envs.swe_gym.factory.sessions import OPTIONS
+from agentrl_envs.swe_gym.grading import PYTEST_OPTIONS
 
 _IMPORT, _MANY = -1, -2
 _FOLDER = "/tmp/agentrl-cover"
@@ -58,7 +58,7 @@ async def traced_run(
     told = json.dumps({"paths": sorted(sources), "import": _IMPORT, "many": _MANY}).encode()
     await sandbox.write_files({f"{_FOLDER}/agentrl_cover.py": program, f"{_FOLDER}/watch.json": told})
     await sandbox.run_tests(
-        [*OPTIONS, "--continue-on-collection-errors", "-p", "agentrl_cover", *files],
+        [*PYTEST_OPTIONS, "--continue-on-collection-errors", "-p", "agentrl_cover", *files],
         timeout_s=timeout_s,
         cwd=sandbox.workdir,
         env={"PYTHONPATH": _FOLDER, "COVER_FOLDER": _FOLDER},

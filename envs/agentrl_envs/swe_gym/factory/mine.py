@@ -14,7 +14,6 @@ from agentrl.wire import FactoryReport, MineRequest, Sandbox, SandboxPool, TestR
 from agentrl_envs.swe_gym.factory.commits import Candidate, LeftOut, choose
 from agentrl_envs.swe_gym.factory.in_order import in_order
 from agentrl_envs.swe_gym.factory.sessions import (
-    OPTIONS,
     RECIPE_REMEDY,
     SANDBOX_FAILED,
     Bench,
@@ -35,7 +34,7 @@ from agentrl_envs.swe_gym.factory.workspace import (
     printable,
     stated,
 )
-from agentrl_envs.swe_gym.grading import grading_targets, run_grade_program
+from agentrl_envs.swe_gym.grading import PYTEST_OPTIONS, grading_targets, run_grade_program
 from agentrl_envs.swe_gym.rows import Row
 
 RUNS = 3
@@ -247,7 +246,7 @@ async def _run(
     if done.applied is None:
         raise DatasetError("the fix does not apply", where=where)
     return await sandbox.run_tests(
-        [*OPTIONS, *files],
+        [*PYTEST_OPTIONS, *files],
         timeout_s=request.timeout_s,
         canary=True,
         test_timeout_s=request.test_timeout_s,

@@ -10,8 +10,8 @@ from typing import TypeVar
 from agentrl.errors import AgentRLError, SandboxError, handling
 from agentrl.wire import Sandbox, SandboxPool, TestReport
 from agentrl_envs.swe_gym.factory.commits import LeftOut
+from agentrl_envs.swe_gym.verdict import BAD
 
-OPTIONS = ("-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "--maxfail=0")
 SANDBOX_FAILED = "sandbox failed"
 """The reason that says nothing about a commit or a mutation: it is tried again by the next run."""
 RECIPE_REMEDY = (
@@ -25,7 +25,6 @@ _ATTEMPTS = 3
 _MISSING = re.compile(r"No module named '([\w.]{1,80})'")
 _IMPORT = re.compile(r"^E\s+((?:ModuleNotFound|Import)Error: .{1,160})", re.MULTILINE)
 _FIXTURE = re.compile(r"fixture '(\w{1,60})' not found")
-_BAD = frozenset({"failed", "error"})
 
 Result = TypeVar("Result")
 
@@ -82,7 +81,7 @@ def compare(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, st
             unstable.append(test)
         elif now == {"passed"} and was == {"passed"}:
             passing.append(test)
-        elif now == {"passed"} and was <= _BAD | {"missing"}:
+        elif now == {"passed"} and was <= BAD | {"missing"}:
             failing.append(test)
     return Outcome(tuple(failing), tuple(passing), tuple(unstable))
 
@@ -122,7 +121,7 @@ def passed(report: TestReport) -> frozenset[str]:
 
 def failed(report: TestReport) -> frozenset[str]:
     """The tests that failed or could not be set up."""
-    return frozenset(test for test, status in report.results.items() if status in _BAD and "::" in test)
+    return frozenset(test for test, status in report.results.items() if status in BAD and "::" in test)
 
 
 def file_of(test: str) -> str:

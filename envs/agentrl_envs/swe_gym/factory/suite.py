@@ -15,8 +15,9 @@ from agentrl_envs.swe_gym.factory.coverage import Coverage, Reach, traced_run
 from agentrl_envs.swe_gym.factory.git import SUBMODULE, SYMLINK, Entry
 from agentrl_envs.swe_gym.factory.hiding import name_parts
 from agentrl_envs.swe_gym.factory.paths import is_product, is_test_module, is_utf8
-from agentrl_envs.swe_gym.factory.sessions import OPTIONS, RECIPE_REMEDY, Bench, distrust, file_of, missing_requirement
+from agentrl_envs.swe_gym.factory.sessions import RECIPE_REMEDY, Bench, distrust, file_of, missing_requirement
 from agentrl_envs.swe_gym.factory.workspace import Stated, Workspace, own_modules, packed, stated
+from agentrl_envs.swe_gym.grading import PYTEST_OPTIONS
 
 _TRACED_FACTOR, _TRACED_MORE_S = 15.0, 60.0
 _SHORT_S = 0.3  # test files that end within this are run whole, longer ones by the tests that reach the change
@@ -168,7 +169,7 @@ async def run_files(
 ) -> TestReport:
     """One session over files or tests in the tree that the sandbox holds."""
     return await sandbox.run_tests(
-        [*OPTIONS, "--continue-on-collection-errors", *arguments],
+        [*PYTEST_OPTIONS, "--continue-on-collection-errors", *arguments],
         timeout_s=timeout_s or request.timeout_s,
         canary=canary,
         test_timeout_s=request.test_timeout_s,

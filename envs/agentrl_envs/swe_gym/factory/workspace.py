@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.images import recipe_names
+from agentrl.sandbox.images import BASE_IMAGE, OWN_PREFIX, recipe_names
 from agentrl.wire import FactoryReport, InjectRequest, MineRequest
 from agentrl_envs.swe_gym.factory.commits import LeftOut
 from agentrl_envs.swe_gym.factory.git import SUBMODULE, SYMLINK, Entry, Repository
@@ -25,7 +25,7 @@ from agentrl_envs.swe_gym.factory.provenance import (
     repository_name,
     version,
 )
-from agentrl_envs.swe_gym.options import BASE_IMAGE
+from agentrl_envs.swe_gym.images import recipe_name
 
 _ARCHIVE_BYTES = 40 * 1024 * 1024  # a sandbox takes no larger request, in base 64
 
@@ -101,8 +101,8 @@ def stated(space: Workspace, request: MineRequest | InjectRequest, commit: str, 
     versions = _texts(repository, [entry for entry in plain if is_version_file(entry.path)])
     release = version(versions, tag=repository.nearest_tag(commit))
     folder = Path(request.recipes) if request.recipes else None
-    recipe = f"{space.name.replace('/', '__')}-{release}".lower()
-    image = f"agentrl/{recipe}" if recipe in recipe_names(folder) else BASE_IMAGE
+    recipe = recipe_name(space.name, release)
+    image = f"{OWN_PREFIX}{recipe}" if recipe in recipe_names(folder) else BASE_IMAGE
     return Stated(licence(licences), release, request.image or image)
 
 
