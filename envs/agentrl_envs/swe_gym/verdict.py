@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from agentrl.wire import TestReport
 from agentrl_envs.swe_gym.log_parsers import PARSERS
 
-_PASSED = frozenset({"passed", "xfailed"})
+PASSED = frozenset({"passed", "xfailed"})
 BAD = frozenset({"failed", "error"})
 _SHOWN = 20
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -129,9 +129,9 @@ def _weigh(
     excused: list[str] = []
     failing = {test: _status(test, results, excused) for test in fail_to_pass}
     passing = {test: _status(test, results, excused) for test in pass_to_pass}
-    wrong = [f"FAIL_TO_PASS {test}: {status}" for test, status in failing.items() if status not in _PASSED]
+    wrong = [f"FAIL_TO_PASS {test}: {status}" for test, status in failing.items() if status not in PASSED]
     wrong += [
-        f"PASS_TO_PASS {test}: {status}" for test, status in passing.items() if status not in _PASSED | {"skipped"}
+        f"PASS_TO_PASS {test}: {status}" for test, status in passing.items() if status not in PASSED | {"skipped"}
     ]
     doubts = [*doubts]
     if not fail_to_pass:
@@ -165,9 +165,9 @@ def _status(test: str, results: Mapping[str, str], excused: list[str]) -> str:
     if not statuses:
         return "missing"
     excused.append(test)
-    if "passed" in statuses and not set(statuses) - _PASSED - {"skipped"}:
+    if "passed" in statuses and not set(statuses) - PASSED - {"skipped"}:
         return "passed"
-    return next((status for status in statuses if status not in _PASSED), statuses[0])
+    return next((status for status in statuses if status not in PASSED), statuses[0])
 
 
 def _session_doubts(report: TestReport) -> list[str]:
@@ -185,4 +185,4 @@ def _session_doubts(report: TestReport) -> list[str]:
 
 
 def _count(statuses: Mapping[str, str], name: str) -> str:
-    return f"{sum(status in _PASSED for status in statuses.values())} of {len(statuses)} {name} passed"
+    return f"{sum(status in PASSED for status in statuses.values())} of {len(statuses)} {name} passed"

@@ -241,7 +241,7 @@ def test_statements_lose_trailers_and_keep_references() -> None:
 
 def test_before_and_after_over_three_runs() -> None:
     """K47: what is not the same in every run is in no list."""
-    f, m, e, p, s = "failed", None, "error", "passed", "skipped"
+    f, m, e, p, s, x = "failed", None, "error", "passed", "skipped", "xfailed"
     runs = {
         "t::fix": ([f, f, f], [p, p, p]),
         "t::new": ([m, m, m], [p, p, p]),
@@ -251,6 +251,8 @@ def test_before_and_after_over_three_runs() -> None:
         "t::changing": ([f, e, f], [p, p, p]),
         "t::skipped before": ([s, s, s], [p, p, p]),
         "t::broken": ([p, p, p], [f, f, f]),
+        "t::known bug": ([x, x, x], [x, x, x]),
+        "t::known bug, new": ([m, m, m], [x, x, x]),
         "t": ([e, e, e], [m, m, m]),
     }
     before, after = (
@@ -258,7 +260,7 @@ def test_before_and_after_over_three_runs() -> None:
     )
     outcome = compare(before, after)  # type: ignore[arg-type]
     assert outcome.fail_to_pass == ("t::fix", "t::new")
-    assert outcome.pass_to_pass == ("t::keeps",)
+    assert outcome.pass_to_pass == ("t::keeps", "t::known bug")
     assert outcome.unstable == ("t::changing", "t::flaky after", "t::flaky before")
 
 

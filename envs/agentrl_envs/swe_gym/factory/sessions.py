@@ -10,7 +10,7 @@ from typing import TypeVar
 from agentrl.errors import AgentRLError, SandboxError, handling
 from agentrl.wire import Sandbox, SandboxPool, TestReport
 from agentrl_envs.swe_gym.factory.commits import LeftOut
-from agentrl_envs.swe_gym.verdict import BAD
+from agentrl_envs.swe_gym.verdict import BAD, PASSED
 
 SANDBOX_FAILED = "sandbox failed"
 """The reason that says nothing about a commit or a mutation: it is tried again by the next run."""
@@ -72,14 +72,15 @@ class Outcome:
 
 def compare(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> Outcome:
     """Statuses by test id, one mapping a run. FAIL_TO_PASS: failed or missing in every run before, passed in every run
-    after. PASS_TO_PASS: passed in every run. A test that is skipped before is neither."""
+    after. PASS_TO_PASS: passed, or failed as expected, in every run, as grading counts it. A test that is skipped before
+    is neither."""
     tests = sorted({test for run in (*before, *after) for test in run if "::" in test})
     failing, passing, unstable = [], [], []
     for test in tests:
         was, now = ({run.get(test, "missing") for run in side} for side in (before, after))
         if len(was) > 1 or len(now) > 1:
             unstable.append(test)
-        elif now == {"passed"} and was == {"passed"}:
+        elif now | was <= PASSED:
             passing.append(test)
         elif now == {"passed"} and was <= BAD | {"missing"}:
             failing.append(test)
