@@ -72,8 +72,8 @@ class Outcome:
 
 def compare(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> Outcome:
     """Statuses by test id, one mapping a run. FAIL_TO_PASS: failed or missing in every run before, passed in every run
-    after. PASS_TO_PASS: passed, or failed as expected, in every run, as grading counts it. A test that is skipped before
-    is neither."""
+    after. PASS_TO_PASS: passed, or failed as expected, in every run, as grading counts it. A test that is skipped
+    before is neither."""
     tests = sorted({test for run in (*before, *after) for test in run if "::" in test})
     failing, passing, unstable = [], [], []
     for test in tests:
