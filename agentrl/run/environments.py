@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from agentrl.config import EnvironmentConfig
@@ -19,33 +19,38 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
+def entry_point(group: str, name: str, *, what: str) -> EntryPoint:
+    """The entry point `name` of `group`. Raises UnknownEnvironmentError, saying that no `what` is installed, and what
+    is."""
+    found = {point.name: point for point in entry_points(group=group)}
+    if name not in found:
+        close = difflib.get_close_matches(name, found, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UnknownEnvironmentError(
+            f"no {what} is installed",
+            where=f"entry points of group {group}",
+            remedy=f"{hint}installed: {', '.join(sorted(found)) or 'none (reinstall agentrl)'}",
+        )
+    return found[name]
+
+
 def load_environment(config: EnvironmentConfig, *, recipes: Path | None = None) -> Environment:
     """The environment, constructed with its options; `recipes` is the setting `sandbox.recipes`.
 
     Raises UnknownEnvironmentError that lists the installed names; ConfigError from the environment's own options.
     """
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if config.name not in found:
-        close = difflib.get_close_matches(config.name, found, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownEnvironmentError(
-            f"no environment {config.name!r} is installed",
-            where=f"entry points of group {GROUP}",
-            remedy=f"{hint}installed: {', '.join(sorted(found)) or 'none (reinstall agentrl)'}",
-        )
+    point = entry_point(GROUP, config.name, what=f"environment {config.name!r}")
     try:
-        cls = found[config.name].load()
+        cls = point.load()
     except ImportError as error:
         raise ConfigError(
             f"environment {config.name!r} does not import: {error}",
-            where=found[config.name].value,
+            where=point.value,
             remedy="install what it needs",
         ) from error
     environment = cls(config.options)
     if not isinstance(environment, Environment):
-        raise ConfigError(
-            f"{found[config.name].value} is no Environment", where=config.name, remedy="see agentrl.wire.Environment"
-        )
+        raise ConfigError(f"{point.value} is no Environment", where=config.name, remedy="see agentrl.wire.Environment")
     if isinstance(environment, RecipeUser):
         environment.use_recipes(recipe_names(recipes))
     return environment

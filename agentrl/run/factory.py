@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
 
 from agentrl.config import SandboxConfig
 from agentrl.config.load import leaf_keys, load_config, parse_overrides
-from agentrl.errors import ConfigError, UnknownEnvironmentError
+from agentrl.errors import ConfigError
+from agentrl.run.environments import entry_point
 from agentrl.run.signals import Interrupted, run_interruptible
 from agentrl.sandbox import open_pool
 from agentrl.wire import FactoryReport, InjectRequest, MineRequest, TaskFactory
@@ -39,16 +38,7 @@ class Machines:
 
 def load_factory(name: str) -> TaskFactory:
     """The task factory of an environment. Raises UnknownEnvironmentError that lists the installed names."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in found:
-        close = difflib.get_close_matches(name, found, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise UnknownEnvironmentError(
-            f"no task factory for {name!r} is installed",
-            where=f"entry points of group {GROUP}",
-            remedy=f"{hint}installed: {', '.join(sorted(found)) or 'none (reinstall agentrl)'}",
-        )
-    factory: TaskFactory = found[name].load()()
+    factory: TaskFactory = entry_point(GROUP, name, what=f"task factory for {name!r}").load()()
     return factory
 
 
