@@ -19,12 +19,11 @@ from agentrl.run.environments import load_environment
 from agentrl.run.folder import CONFIG, RunFolder, check_run_folder, open_run_folder
 from agentrl.run.recorder import Recorder, installed_versions, keep_tokenizer
 from agentrl.run.resume import Start, find_start
-from agentrl.run.signals import Interrupted, run_interruptible
+from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, EventKind
 from agentrl.wire.events import Phase
 
-INTERRUPTED = 130
 _SEED_STRIDE = 10_007
 
 

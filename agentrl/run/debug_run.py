@@ -12,7 +12,6 @@ from agentrl.run.debug import GRADE_SETTINGS, TASK_SETTINGS, Choice, debug_pool,
 from agentrl.run.debug_bench import open_bench
 from agentrl.run.debug_session import OUTPUT_LIMIT, bash_line, bash_word
 from agentrl.run.debug_text import (
-    INTERRUPTED,
     PATCH_BYTES,
     check_log,
     exit_code_of,
@@ -23,7 +22,7 @@ from agentrl.run.debug_text import (
     write_grade_log,
 )
 from agentrl.run.grading import Grader
-from agentrl.run.signals import Interrupted, run_interruptible
+from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.wire import Grade
 
 

@@ -13,7 +13,8 @@ from agentrl.run.debug import AGENT_SETTINGS, Choice, hint, no_verdict_by_accide
 from agentrl.run.debug_bench import Bench, open_bench
 from agentrl.run.debug_colon import COMMANDS, ShellError, is_whole, run_colon
 from agentrl.run.debug_session import ShellSession
-from agentrl.run.debug_text import INTERRUPTED, exit_code_of, note, printable, show
+from agentrl.run.debug_text import exit_code_of, note, printable, show
+from agentrl.run.signals import INTERRUPTED
 
 COMMAND_TIMEOUT_S = 600.0
 _HISTORY_LINES = 2000

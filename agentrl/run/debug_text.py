@@ -10,10 +10,10 @@ from pathlib import Path
 
 from agentrl.errors import UsageError, disk_full_is_typed
 from agentrl.run.debug import SCRATCH
+from agentrl.run.signals import INTERRUPTED
 from agentrl.wire import CommandResult, Grade, Task
 
 TIMED_OUT = 124
-INTERRUPTED = 130
 PATCH_BYTES = 40 * 1024 * 1024  # a sandbox takes no larger one, in base 64
 _SHOWN_TESTS = 40
 _SHOWN_LOG_LINES = 12

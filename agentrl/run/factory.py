@@ -14,12 +14,11 @@ from agentrl.config import SandboxConfig
 from agentrl.config.load import leaf_keys, load_config, parse_overrides
 from agentrl.errors import ConfigError
 from agentrl.run.environments import entry_point
-from agentrl.run.signals import Interrupted, run_interruptible
+from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.sandbox import open_pool
 from agentrl.wire import FactoryReport, InjectRequest, MineRequest, TaskFactory
 
 GROUP = "agentrl.factories"
-INTERRUPTED = 130
 _DEFAULT = "swe-gym"
 # Settings that the commands' own options stand for.
 _OWN_OPTION = {"sandbox.size": "--jobs", "sandbox.image": "--image"}

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from agentrl.errors import AgentRLError, first_error
 
 Result = TypeVar("Result")
+INTERRUPTED = 130
+"""The exit code of a command that a signal ended: the shell's 128 + SIGINT, whichever signal it was."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

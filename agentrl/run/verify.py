@@ -19,10 +19,10 @@ from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, DatasetError, InfrastructureError, UsageError, disk_full_is_typed
 from agentrl.rollout.driver import Limits
 from agentrl.run.debug import GRADE_SETTINGS, SCRATCH, Choice, all_tasks, debug_pool, no_verdict_by_accident, resolve
-from agentrl.run.debug_text import INTERRUPTED, file_name, note, printable
+from agentrl.run.debug_text import file_name, note, printable
 from agentrl.run.environments import load_environment
 from agentrl.run.grading import Grader
-from agentrl.run.signals import Interrupted, run_interruptible
+from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.run.verify_task import TaskVerdict, Verdict, verify_task
 from agentrl.wire import Environment, Task
 
