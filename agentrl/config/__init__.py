@@ -12,7 +12,6 @@ from agentrl.config.models import (
     LossConfig,
     OptimizerConfig,
     PolicyConfig,
-    RolloutConfig,
     RunConfig,
     SandboxConfig,
     SftConfig,
@@ -21,6 +20,7 @@ from agentrl.config.models import (
     WarmStartConfig,
     WarmStartStage,
 )
+from agentrl.config.rollout import PlacementConfig, RolloutConfig
 
 __all__ = [
     "AdvantageConfig",
@@ -33,6 +33,7 @@ __all__ = [
     "EvalConfig",
     "LossConfig",
     "OptimizerConfig",
+    "PlacementConfig",
     "PolicyConfig",
     "RejectionRule",
     "RolloutConfig",

@@ -11,13 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agentrl.config.base import Model
 from agentrl.config.correction import CorrectionConfig, correction_preset, expand_preset, named
-
-
-class _Model(BaseModel):
-    """Unknown keys are errors; a configuration never changes once made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+from agentrl.config.rollout import PlacementConfig, RolloutConfig
 
 
 class EnvironmentConfig(BaseModel):
@@ -31,7 +27,7 @@ class EnvironmentConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
-class SandboxConfig(_Model):
+class SandboxConfig(Model):
     """Sandboxes: which backend and what each may use."""
 
     backend: Literal["auto", "docker", "bubblewrap"] = "auto"
@@ -89,7 +85,7 @@ class SandboxConfig(_Model):
         return self
 
 
-class ToolsConfig(_Model):
+class ToolsConfig(Model):
     """The agent's tools and how their results read."""
 
     call_format: Literal["qwen3_coder", "hermes"] = "qwen3_coder"
@@ -111,7 +107,7 @@ class ToolsConfig(_Model):
     output_limit_chars: int = Field(10_000, ge=200, description="an observation keeps this much of head and tail")
 
 
-class AgentConfig(_Model):
+class AgentConfig(Model):
     """One episode's limits."""
 
     max_turns: int = Field(30, ge=1)
@@ -121,7 +117,7 @@ class AgentConfig(_Model):
     tools: ToolsConfig = ToolsConfig()
 
 
-class PolicyConfig(_Model):
+class PolicyConfig(Model):
     """The policy and its server. `model` is a folder, a hub name, or `tiny` (the shipped policy)."""
 
     model: str = "tiny"
@@ -134,6 +130,11 @@ class PolicyConfig(_Model):
     enforce_eager: bool = True
     start_timeout_s: float = Field(300.0, gt=0)
     delivery_timeout_s: float = Field(120.0, gt=0)
+    kv_on_delivery: Literal["recompute", "keep"] = Field(
+        "recompute",
+        description="keys and values of requests in flight when weights change: computed again under the new weights, "
+        "or kept as they are",
+    )
     probe_tolerance: float | None = Field(
         None,
         gt=0,
@@ -146,38 +147,13 @@ class PolicyConfig(_Model):
         return self.probe_tolerance or {"float32": 1e-3, "bfloat16": 0.3}[self.dtype]
 
 
-class RolloutConfig(_Model):
-    """Groups and their sampling. One step = `groups` groups of `group_size` rollouts."""
-
-    groups: int = Field(16, ge=1)
-    group_size: int = Field(8, ge=1)
-    concurrency: int = Field(64, ge=1, description="rollouts in progress at once")
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    infrastructure_retries: int = Field(2, ge=0, description="fresh tries of one rollout after a machine failed")
-    grade_timeout_s: float = Field(300.0, gt=0)
-    group_timeout_s: float = Field(3600.0, gt=0)
-    zero_variance_warn: int = Field(3, ge=1, description="steps in a row with nothing to learn from before a warning")
-    zero_variance_stop: int = Field(20, ge=1, description="… before the run stops with the reason")
-
-    @model_validator(mode="after")
-    def validate_effects(self) -> RolloutConfig:
-        if self.top_p < 1 or self.top_k > 0:
-            raise ValueError(
-                "rollout.top_p < 1 and rollout.top_k > 0 cut the sampled distribution, so that the trainer's "
-                "log-probabilities are of another one; remedy: train at top_p 1 and top_k 0 (use `eval.top_p`)"
-            )
-        return self
-
-
-class AdvantageConfig(_Model):
+class AdvantageConfig(Model):
     """How a group's rewards become advantages."""
 
     name: Literal["group_std", "group_mean", "rloo", "reward"] = "group_std"
 
 
-class LossConfig(_Model):
+class LossConfig(Model):
     """The policy-gradient loss."""
 
     name: Literal["ppo_clip", "cispo", "gspo", "reinforce"] = "ppo_clip"
@@ -195,7 +171,7 @@ class LossConfig(_Model):
         return self
 
 
-class OptimizerConfig(_Model):
+class OptimizerConfig(Model):
     """AdamW with linear warm-up (constant after), and global-norm clipping."""
 
     learning_rate: float = Field(2e-4, gt=0)
@@ -207,7 +183,7 @@ class OptimizerConfig(_Model):
     grad_clip: float = Field(1.0, gt=0)
 
 
-class TrainConfig(_Model):
+class TrainConfig(Model):
     """The trainer."""
 
     updates_per_step: int = Field(1, ge=1, description="optimizer steps per delivery")
@@ -229,7 +205,7 @@ class TrainConfig(_Model):
         return data
 
 
-class SftConfig(_Model):
+class SftConfig(Model):
     """Supervised warm start: `muon` (weight matrices by Muon, the rest by AdamW) or `adamw` alone."""
 
     steps: int = Field(600, ge=1)
@@ -254,7 +230,7 @@ class SftConfig(_Model):
         return self
 
 
-class EvalConfig(_Model):
+class EvalConfig(Model):
     """Evaluation during training and by `agentrl eval`."""
 
     every_steps: int = Field(8, ge=0, description="0: only at the start and the end")
@@ -265,7 +241,7 @@ class EvalConfig(_Model):
     top_p: float = Field(1.0, gt=0, le=1)
 
 
-class AlarmConfig(_Model):
+class AlarmConfig(Model):
     """Bounds that raise an alarm in the live table, the report and `events.jsonl`."""
 
     submit_rate_min: float = 0.8
@@ -275,14 +251,14 @@ class AlarmConfig(_Model):
     kl_abs_max: float = 0.1
 
 
-class CheckpointConfig(_Model):
+class CheckpointConfig(Model):
     """Checkpoints."""
 
     every_steps: int = Field(4, ge=1)
     keep: int = Field(2, ge=1, description="newest checkpoints kept; the best is kept besides")
 
 
-class RunConfig(_Model):
+class RunConfig(Model):
     """A whole run."""
 
     run_dir: Path = Path("runs/latest")
@@ -293,6 +269,7 @@ class RunConfig(_Model):
     agent: AgentConfig = AgentConfig()
     policy: PolicyConfig = PolicyConfig()
     rollout: RolloutConfig = RolloutConfig()
+    placement: PlacementConfig = PlacementConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     alarms: AlarmConfig = AlarmConfig()
@@ -305,10 +282,11 @@ class RunConfig(_Model):
                 f"agent.max_tokens ({self.agent.max_tokens}) exceeds policy.max_model_len "
                 f"({self.policy.max_model_len}); remedy: lower the first or raise the second"
             )
-        if self.rollout.concurrency > self.sandbox.size:
+        held = self.rollout.concurrency + self.rollout.ready_ahead
+        if held > self.sandbox.size:
             raise ValueError(
-                f"rollout.concurrency ({self.rollout.concurrency}) exceeds sandbox.size ({self.sandbox.size}): every "
-                "rollout holds a sandbox; remedy: lower the first or raise the second"
+                f"rollout.concurrency + rollout.ready_ahead ({held}) exceeds sandbox.size ({self.sandbox.size}): every "
+                "rollout holds a sandbox; remedy: lower the first two or raise the last"
             )
         needed_s = self.agent.episode_timeout_s + self.rollout.grade_timeout_s + 2 * self.sandbox.start_timeout_s
         if self.rollout.group_timeout_s < needed_s:
@@ -330,7 +308,7 @@ class RunConfig(_Model):
         return self
 
 
-class DemonstrationConfig(_Model):
+class DemonstrationConfig(Model):
     """Expert trajectories made in real sandboxes: how many, by which profile of the environment's expert."""
 
     count: int = Field(ge=1)
@@ -343,7 +321,7 @@ class WarmStartStage(SftConfig):
     demonstrations: DemonstrationConfig
 
 
-class WarmStartConfig(_Model):
+class WarmStartConfig(Model):
     """`agentrl sft`: tokenizer and tiny policy from nothing, trained stage by stage."""
 
     seed: int = Field(0, ge=0)

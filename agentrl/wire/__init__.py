@@ -1,6 +1,7 @@
 """Messages between roles and the protocols at the seams. No torch."""
 
 from agentrl.wire.events import EventKind, Phase
+from agentrl.wire.factory import FactoryReport, InjectRequest, MineRequest, TaskFactory
 from agentrl.wire.messages import (
     Batch,
     Delivery,
@@ -21,16 +22,15 @@ from agentrl.wire.messages import (
 from agentrl.wire.protocols import (
     ChatMessage,
     CommandResult,
+    Delaying,
     EditCommand,
     EditResult,
     Environment,
     Expert,
-    FactoryReport,
     Generation,
     Grade,
-    InjectRequest,
-    MineRequest,
     PolicyClient,
+    PolicyRouter,
     Prefetching,
     RecipeUser,
     SamplingParams,
@@ -38,7 +38,6 @@ from agentrl.wire.protocols import (
     SandboxPool,
     Task,
     TaskCatalog,
-    TaskFactory,
     Teacher,
     TestReport,
     ToolCall,
@@ -49,6 +48,7 @@ __all__ = [
     "Batch",
     "ChatMessage",
     "CommandResult",
+    "Delaying",
     "Delivery",
     "EditCommand",
     "EditResult",
@@ -64,6 +64,7 @@ __all__ = [
     "MineRequest",
     "Phase",
     "PolicyClient",
+    "PolicyRouter",
     "Publish",
     "SamplingParams",
     "RecipeUser",

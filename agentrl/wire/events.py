@@ -8,9 +8,14 @@
 | `step.finished` | `step`, `metrics` {public name: number}, exactly the step's line of `metrics.jsonl` |
 | `eval.finished` | `step`, `split`, `solve`, `n`, `low`, `high` |
 | `delivery.finished` | `step`, `version`, `paused_s`, `total_s`, `probe_max_abs` |
+| `load` | a sample of what is busy: see below |
 | `alarm` | `step`, `name`, `value`, `bound`, `advice` |
 | `note` | `text`: one line for whoever watches (a retry, a checkpoint, a restart) |
 | `run.finished` | `step`, `outcome` (`done`, `interrupted`, `failed`), `minutes`, `reason` |
+
+`load`: `active` trajectories (in their episode), `waiting` ones (set up or being set up, not active yet), `limit` of
+active ones, `running` requests and `kv` used fraction (lists, one entry per policy server), `training` bool,
+`in_flight` and `queued` groups.
 
 A reader takes every key as optional: an event of an older or newer version is shown with what it has.
 """
@@ -29,6 +34,7 @@ class EventKind(StrEnum):
     STEP_FINISHED = "step.finished"
     EVAL_FINISHED = "eval.finished"
     DELIVERY_FINISHED = "delivery.finished"
+    LOAD = "load"
     ALARM = "alarm"
     NOTE = "note"
     RUN_FINISHED = "run.finished"

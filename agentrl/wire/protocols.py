@@ -7,8 +7,8 @@ A third party implements one of these in one file and registers it by entry poin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -221,6 +221,16 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Delaying(Protocol):
+    """What an environment may have beside `Environment`: tools that take longer than their own work, as a CI service
+    or a large test suite would. For studies of schedules."""
+
+    def tool_delay_s(self, task: Task, *, rollout: str, call: int) -> float:
+        """Seconds added to tool call number `call` (from 0) of `rollout`, the same for the same arguments; or 0."""
+        ...
+
+
+@runtime_checkable
 class TaskCatalog(Protocol):
     """What an environment may have beside `Environment`, for the commands that work on single tasks."""
 
@@ -231,87 +241,6 @@ class TaskCatalog(Protocol):
     def every(self) -> list[Task] | None:
         """Each task once, of whatever split and kind, in the data's order; None where there is no end of them."""
         ...
-
-
-class MineRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks from the bug fixes in a repository's history.
-
-    `repository`: a git repository's folder (bare or not) or a bundle file. `out`: the folder of the rows (None: by the
-    repository's name). `name`: owner/repo (None: from its origin or its own name). `image`: that tests run in (None:
-    the one for the repository and its version, where there is a recipe, else the base image), with `recipes`, a folder
-    of further ones. `jobs`: sandboxes at once. `commit`: where to begin, going back (None: HEAD). `since`: an ISO date.
-    `message`: a regular expression that the commit's message must match. `max_lines` and `max_files` bound the Python
-    source that a fix changes. `limit`: rows wanted in all, earlier ones of the folder counted (None: no bound).
-    `test_timeout_s` is one test's allowance, `timeout_s` a session's.
-    """
-
-    repository: str
-    out: str | None = None
-    name: str | None = None
-    image: str | None = None
-    recipes: str | None = None
-    jobs: int = 2
-    commit: str | None = None
-    since: str | None = None
-    message: str | None = None
-    max_commits: int | None = None
-    limit: int | None = None
-    first_parent: bool = False
-    max_lines: int = 150
-    max_files: int = 5
-    test_timeout_s: float = 60.0
-    timeout_s: float = 300.0
-
-
-class InjectRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks by breaking a tested repository in one place each.
-
-    As `MineRequest`; `count`: rows wanted in all. The same `seed`, commit and bounds give the same rows.
-    `per_function` and `per_file` bound how many rows break one function or file. `hide_tests`: the tests that fail
-    are taken out of the task's tree and come back with its test patch.
-    """
-
-    repository: str
-    out: str | None = None
-    name: str | None = None
-    image: str | None = None
-    recipes: str | None = None
-    jobs: int = 2
-    commit: str | None = None
-    count: int = 100
-    seed: int = 0
-    per_function: int = 2
-    per_file: int | None = None
-    hide_tests: bool = True
-    test_timeout_s: float = 10.0
-    timeout_s: float = 600.0
-
-
-class FactoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task factory did. `rows`: of this repository in `folder`, `new_rows` of them made now; `kinds` counts
-    them. `left_out` counts why the others of the `looked_at` commits or mutations are no tasks."""
-
-    folder: str
-    rows: int
-    new_rows: int
-    looked_at: int
-    left_out: dict[str, int]
-    kinds: dict[str, int]
-    notes: tuple[str, ...] = ()
-
-
-class TaskFactory(Protocol):
-    """Makes rows for an environment out of a git repository; registered under the environment's name by entry point
-    (`agentrl.factories`). All code of the repository runs in sandboxes of `pool`. `tell` takes lines of progress.
-
-    What was decided is on disk when a call ends, cancelled or not; the same request goes on from there.
-    """
-
-    async def mine(self, request: MineRequest, *, pool: SandboxPool, tell: Callable[[str], None]) -> FactoryReport: ...
-
-    async def inject(
-        self, request: InjectRequest, *, pool: SandboxPool, tell: Callable[[str], None]
-    ) -> FactoryReport: ...
 
 
 @runtime_checkable
@@ -373,6 +302,18 @@ class PolicyClient(Protocol):
     ) -> Generation:
         """Sample one continuation. Raises `PolicyError` where the server fails, never for a short window: a prompt
         that leaves no room gives an empty generation with finish reason `length`."""
+        ...
+
+
+class PolicyRouter(Protocol):
+    """Several policy servers behind one door. A trajectory stays with one server, whose cache holds its prefix."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def session(self, trajectory_id: str) -> AbstractContextManager[PolicyClient]:
+        """A client for all requests of one trajectory's episode. The server is chosen at the first of them, by KV
+        load; leaving the block tells the router that the trajectory holds no KV room any more."""
         ...
 
 
