@@ -7,24 +7,30 @@ from agentrl.rollout.cursor import TaskCursor
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode, EpisodeRunner
+from agentrl.rollout.fairness import FairnessMeter, group_seconds
 from agentrl.rollout.filters import DrySpell, FilterCounts, Verdict
 from agentrl.rollout.groups import GroupRequest, GroupResult, ScoredGroup, score_group, score_groups
 from agentrl.rollout.metrics import (
+    concurrency_metrics,
+    correction_metrics,
     filter_metrics,
     is_solved,
     rollout_metrics,
     staleness_metrics,
     throughput_metrics,
 )
-from agentrl.rollout.schedule import Schedule, SchedulerView, SyncSchedule
-from agentrl.rollout.scheduler import Counts, Scheduler, VersionSpan
+from agentrl.rollout.schedule import BoundedSchedule, SchedulerView
+from agentrl.rollout.scheduler import Counts, Scheduler, Taken, VersionSpan
 from agentrl.rollout.status import RolloutPhase, RolloutStatus, Usage
+from agentrl.rollout.stream import RolloutStream
 
 __all__ = [
     "AgentEpisode",
+    "BoundedSchedule",
     "Counts",
     "DrySpell",
     "EpisodeRunner",
+    "FairnessMeter",
     "FilterCounts",
     "GroupBuffer",
     "GroupRequest",
@@ -33,19 +39,22 @@ __all__ = [
     "RolloutEngine",
     "RolloutPhase",
     "RolloutStatus",
-    "Schedule",
+    "RolloutStream",
     "Scheduler",
     "SchedulerView",
     "ScoredGroup",
-    "SyncSchedule",
+    "Taken",
     "TaskCursor",
     "Usage",
     "Verdict",
     "VersionSpan",
     "advantage_names",
     "advantages",
+    "concurrency_metrics",
+    "correction_metrics",
     "filter_metrics",
     "form_batch",
+    "group_seconds",
     "is_solved",
     "rollout_metrics",
     "score_group",

@@ -106,13 +106,14 @@ class GroupBuffer:
                 "UPDATE groups SET consumed_at_step = NULL WHERE consumed_at_step > ?", (after_step,)
             ).rowcount
 
-    def drop_other_versions(self, version: int) -> list[str]:
-        """Delete waiting groups with any token of another version; their names. For on-policy resumption."""
+    def drop_outside(self, *, oldest: int, newest: int) -> list[str]:
+        """Delete waiting groups that hold a token of a version below `oldest` or above `newest`, or no token; their
+        names. A resumed run generates them again: they are too old, of weights that were lost, or failed."""
         with self._typed():
             rows = self._db.execute(
                 "DELETE FROM groups WHERE consumed_at_step IS NULL"
-                " AND (oldest_version IS NOT ? OR newest_version IS NOT ?) RETURNING group_id",
-                (version, version),
+                " AND (oldest_version IS NULL OR oldest_version < ? OR newest_version > ?) RETURNING group_id",
+                (oldest, newest),
             ).fetchall()
         return sorted(name for (name,) in rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from agentrl.errors import DatasetError
@@ -28,15 +29,40 @@ class TaskCursor:
 
         `prefix` sets repeated walks (evaluations) apart. Raises `DatasetError` for an empty split.
         """
-        start = self.position
-        tasks = self._environment.tasks(self.split, start=start, count=count, seed=self.seed)
-        if not tasks and start == 0 and count > 0:
+        requests = self.peek(count, group_size=group_size, prefix=prefix)
+        self.position += len(requests)
+        return requests
+
+    def peek(self, count: int, *, group_size: int, prefix: str = "") -> list[GroupRequest]:
+        """What `take` would give, without moving."""
+        requests = self._requests(self.position, count, group_size, prefix)
+        if not requests and self.position == 0 and count > 0:
             raise DatasetError(
                 f"environment {self._environment.name} has no tasks in split {self.split.value}",
                 where=f"environment.{self._environment.name}",
                 remedy="give it tasks, or leave this split out (eval.fresh_tasks, eval.unseen_tasks)",
             )
-        self.position = start + len(tasks)
+        return requests
+
+    def at(self, indices: Iterable[int], *, group_size: int, prefix: str = "") -> list[GroupRequest]:
+        """The groups at these places of the data, in this order, without moving: those in flight at a checkpoint.
+
+        Raises `DatasetError` where the data ends before one of them.
+        """
+        found = []
+        for index in indices:
+            requests = self._requests(index, 1, group_size, prefix)
+            if not requests:
+                raise DatasetError(
+                    f"environment {self._environment.name} has no task {index} in split {self.split.value}",
+                    where=f"environment.{self._environment.name}",
+                    remedy="resume with the data that the run was started with",
+                )
+            found += requests
+        return found
+
+    def _requests(self, start: int, count: int, group_size: int, prefix: str) -> list[GroupRequest]:
+        tasks = self._environment.tasks(self.split, start=start, count=count, seed=self.seed)
         return [
             GroupRequest(f"{prefix}{self.split.value}-{index:06d}", task, index, group_size)
             for index, task in enumerate(tasks, start)

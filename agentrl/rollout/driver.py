@@ -1,4 +1,4 @@
-"""One rollout: sandbox → prepare → episode → collect → grade in *another* sandbox → Trajectory.
+"""One rollout: sandbox → prepare → (slot) episode → collect → grade in *another* sandbox → Trajectory.
 
 This is the one boundary that turns an error into a rollout's status, by `agentrl.errors.handling`: an
 infrastructure failure is tried again in a fresh sandbox within the retry budget (a failure while grading
@@ -7,7 +7,8 @@ rollout's status is a fault of the program and passes through, as do those that 
 survive (`ENDS_RUN`).
 
 Every phase has its own deadline, grading too: its time does not depend on how long the episode took. The
-whole rollout, retries included, ends within `Limits.rollout_s`.
+whole rollout, retries included, ends within `Limits.rollout_s`, waits for its turn (`agentrl.rollout.slots`) not
+counted. A slot is held during the episode alone: setting up, which a retry does again, holds none.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from agentrl.errors import (
     TrainerError,
     handling,
 )
-from agentrl.rollout.deadline import being_cancelled, deadline
+from agentrl.rollout.deadline import Deadline, being_cancelled, deadline
 from agentrl.rollout.episode import EpisodeResult, EpisodeRunner
 from agentrl.rollout.groups import GroupRequest
+from agentrl.rollout.slots import Floor, GiveWay, Place
 from agentrl.rollout.status import RolloutPhase, RolloutStatus
 from agentrl.trajectory import Outcome, OutcomeKind, Trajectory
 from agentrl.wire import Environment, Grade, Sandbox, SandboxPool, Task
@@ -97,7 +99,9 @@ class _Rollout:
     member: int
     episode: EpisodeRunner
     status: RolloutStatus
-    started_at: float
+    place: Place
+    whole: Deadline
+    started_at: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
     work: _Work | None = None
 
@@ -118,14 +122,24 @@ class RolloutDriver:
     note: Callable[[str], None]
 
     async def run(
-        self, request: GroupRequest, member: int, *, episode: EpisodeRunner, status: RolloutStatus
+        self,
+        request: GroupRequest,
+        member: int,
+        *,
+        episode: EpisodeRunner,
+        status: RolloutStatus,
+        place: Place | None = None,
     ) -> Trajectory:
-        """The rollout's record, whatever a machine does. Raises faults of the program and `ENDS_RUN` only."""
-        rollout = _Rollout(request, member, episode, status, self.wall())
+        """The rollout's record, whatever a machine does. Raises faults of the program and `ENDS_RUN` only.
+
+        `place` is where it stands among others; None: it is alone and waits for nobody.
+        """
+        place = place or Place(Floor(concurrency=1, ready_ahead=0, monotonic=self.monotonic), admitted=True)
         grade: Grade | None = None
         cause = ""
         try:
-            async with deadline(self.limits.rollout_s, lambda: self._late(status, "the whole rollout")):
+            async with deadline(self.limits.rollout_s, lambda: self._late(status, "the whole rollout")) as whole:
+                rollout = _Rollout(request, member, episode, status, place, whole)
                 grade = await self._work_and_grade(rollout)
         except (_Lost, DeadlineError) as error:
             cause = str(error) if isinstance(error, _Lost) else describe(error, status)
@@ -145,23 +159,29 @@ class RolloutDriver:
 
     async def _episode(self, rollout: _Rollout) -> _Work:
         task, status, limits = rollout.task, rollout.status, self.limits
-        async with self._lease(rollout, RolloutPhase.LEASE) as sandbox:
+        async with self._room(rollout), self._lease(rollout, RolloutPhase.LEASE) as sandbox:
             self._enter(status, RolloutPhase.PREPARE, sandbox)
             async with deadline(limits.prepare_s, lambda: self._late(status, "preparing the work tree")):
                 await self.environment.prepare(task, sandbox)
-            self._enter(status, RolloutPhase.EPISODE, sandbox)
-            async with deadline(limits.episode_s + _GRACE_S, lambda: self._late(status, "the episode")):
-                result = await rollout.episode(
-                    task,
-                    sandbox,
-                    trajectory_id=status.trajectory_id,
-                    on_turn=lambda turn, doing: status.enter_turn(turn, doing, now=self.monotonic()),
-                )
+            async with self._slot(rollout, sandbox):
+                result = await self._act(rollout, sandbox)
             if not self._to_grade(result):
                 return _Work(result, "")
             self._enter(status, RolloutPhase.COLLECT, sandbox)
             async with deadline(limits.collect_s, lambda: self._late(status, "collecting the patch")):
                 return _Work(result, await self.environment.collect(task, sandbox))
+
+    async def _act(self, rollout: _Rollout, sandbox: Sandbox) -> EpisodeResult:
+        status = rollout.status
+        rollout.started_at = rollout.started_at or self.wall()
+        self._enter(status, RolloutPhase.EPISODE, sandbox)
+        async with deadline(self.limits.episode_s + _GRACE_S, lambda: self._late(status, "the episode")):
+            return await rollout.episode(
+                rollout.task,
+                sandbox,
+                trajectory_id=status.trajectory_id,
+                on_turn=lambda turn, doing: status.enter_turn(turn, doing, now=self.monotonic()),
+            )
 
     async def _grade(self, rollout: _Rollout, patch: str) -> Grade:
         def late() -> AgentRLError:
@@ -177,9 +197,31 @@ class RolloutDriver:
                 return await self.environment.grade(rollout.task, sandbox, patch)
 
     @asynccontextmanager
+    async def _room(self, rollout: _Rollout) -> AsyncIterator[None]:
+        """Room for a sandbox, waited for in line."""
+        self._enter(rollout.status, RolloutPhase.QUEUED)
+        with rollout.whole.paused():
+            await rollout.place.enter_room()
+        try:
+            yield
+        finally:
+            rollout.place.leave_room()
+
+    @asynccontextmanager
+    async def _slot(self, rollout: _Rollout, sandbox: Sandbox) -> AsyncIterator[None]:
+        """A slot among the active rollouts, waited for in line and, before that, until the group is admitted."""
+        self._enter(rollout.status, RolloutPhase.READY, sandbox)
+        with rollout.whole.paused():
+            await rollout.place.become_active()
+        try:
+            yield
+        finally:
+            rollout.place.end_active()
+
+    @asynccontextmanager
     async def _lease(self, rollout: _Rollout, phase: RolloutPhase) -> AsyncIterator[Sandbox]:
         """A fresh sandbox. The episode's is given back before grading asks: none waits holding one."""
-        status, limits = rollout.status, self.limits
+        status, limits, admitted = rollout.status, self.limits, rollout.place.admitted
         self._enter(status, phase)
         image = self.environment.image(rollout.task)
         lease = self.pool.lease(
@@ -189,8 +231,14 @@ class RolloutDriver:
             grading=phase is RolloutPhase.GRADE_LEASE,
         )
         async with AsyncExitStack() as stack:
-            async with deadline(limits.lease_s + _GRACE_S, lambda: self._late(status, "a sandbox's start")):
-                sandbox = await stack.enter_async_context(lease)
+            try:
+                async with deadline(limits.lease_s + _GRACE_S, lambda: self._late(status, "a sandbox's start")):
+                    with rollout.place.leasing():
+                        sandbox = await stack.enter_async_context(lease)
+            except DeadlineError as error:
+                if admitted:
+                    raise
+                raise GiveWay from error  # others like it hold all sandboxes until they are admitted: no failure
             yield sandbox
 
     async def _retried(self, rollout: _Rollout, attempt: Callable[[], Awaitable[Result]]) -> Result:
@@ -198,7 +246,10 @@ class RolloutDriver:
         status = rollout.status
         while True:
             try:
-                return await attempt()
+                async with rollout.place.block.entered():
+                    return await attempt()
+            except GiveWay:
+                continue
             except Exception as error:
                 if being_cancelled():
                     # A sandbox that fails while it is torn down must not swallow the cancellation.
@@ -224,9 +275,11 @@ class RolloutDriver:
         )
 
     def _record(self, rollout: _Rollout, grade: Grade | None, cause: str) -> Trajectory:
-        """The trajectory. Of a lost rollout, what was sampled is kept where the episode itself had ended."""
+        """The trajectory, from its first episode's begin. Of a lost rollout, what was sampled is kept where the
+        episode itself had ended."""
         task, request, work = rollout.task, rollout.request, rollout.work
         resolved = grade is not None and grade.resolved
+        ended_at = self.wall()
         if cause or work is None:
             outcome, reward = Outcome(OutcomeKind.INFRASTRUCTURE, cause), None
         else:
@@ -245,8 +298,8 @@ class RolloutDriver:
             temperature=rollout.episode.temperature,
             image=self.environment.image(task),
             turns=tuple(work.result.turns) if work else (),
-            started_at=rollout.started_at,
-            ended_at=self.wall(),
+            started_at=rollout.started_at or ended_at,
+            ended_at=ended_at,
             info=_info(rollout, graded=grade is not None, resolved=resolved),
             events=tuple(rollout.events),
             patch=work.patch if work else "",
@@ -262,6 +315,7 @@ def _info(rollout: _Rollout, *, graded: bool, resolved: bool) -> dict[str, float
         "graded": float(graded),
         "resolved": float(resolved),
         "attempts": float(status.attempt),
+        "wait_s": status.spent(RolloutPhase.QUEUED, RolloutPhase.READY),
         "setup_s": status.spent(RolloutPhase.LEASE, RolloutPhase.PREPARE),
         "episode_s": status.spent(RolloutPhase.EPISODE),
         "score_s": status.spent(RolloutPhase.COLLECT, RolloutPhase.GRADE_LEASE, RolloutPhase.GRADE),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agentrl.trajectory import FinishReason, Segment, TurnTiming
-from agentrl.wire import Generation, PolicyClient, SamplingParams, Sandbox, Task
+from agentrl.wire import Generation, PolicyClient, PolicyRouter, SamplingParams, Sandbox, Task
 
 Doing = Literal["sampling", "acting"]
 OnTurn = Callable[[int, Doing], None]
@@ -63,14 +63,14 @@ class RunEpisode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentEpisode:
-    """The `EpisodeRunner` of a run: one policy, one way of sampling.
+    """The `EpisodeRunner` of a run: one policy behind its router, one way of sampling.
 
     run_agent = partial(run_episode, environment=environment, chat=chat, config=config.agent)
-    episode = AgentEpisode(run_agent, policy, SamplingParams(max_tokens=…, temperature=1.0))
+    episode = AgentEpisode(run_agent, router, SamplingParams(max_tokens=…, temperature=1.0))
     """
 
     run_agent: RunEpisode
-    policy: PolicyClient
+    policy: PolicyRouter
     sampling: SamplingParams
 
     @property
@@ -78,14 +78,15 @@ class AgentEpisode:
         return self.sampling.temperature
 
     async def __call__(self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn) -> EpisodeResult:
-        """Run the agent; its requests carry the trajectory's name."""
-        return await self.run_agent(
-            task=task,
-            sandbox=sandbox,
-            policy=_WatchedPolicy(self.policy, on_turn),
-            sampling=self.sampling,
-            request_id=trajectory_id,
-        )
+        """Run the agent; its requests carry the trajectory's name and go to one server."""
+        with self.policy.session(trajectory_id) as policy:
+            return await self.run_agent(
+                task=task,
+                sandbox=sandbox,
+                policy=_WatchedPolicy(policy, on_turn),
+                sampling=self.sampling,
+                request_id=trajectory_id,
+            )
 
 
 class _WatchedPolicy:

@@ -5,16 +5,20 @@ No clock in here: every call is given the time, so that each rule is a unit test
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class RolloutPhase(StrEnum):
-    """Where a rollout is. Every await of the driver belongs to exactly one."""
+    """Where a rollout is. Every await of the driver belongs to exactly one.
 
+    queued: waits to be set up · ready: is set up, waits for its group's admission and for a slot.
+    """
+
+    QUEUED = "queued"
     LEASE = "lease"
     PREPARE = "prepare"
+    READY = "ready"
     EPISODE = "episode"
     COLLECT = "collect"
     GRADE_LEASE = "grade_lease"
@@ -22,14 +26,30 @@ class RolloutPhase(StrEnum):
     DONE = "done"
 
 
+# A wait for others: never the rollout's own standstill. Waits for a sandbox keep a deadline of their own.
+LEASES = frozenset({RolloutPhase.LEASE, RolloutPhase.GRADE_LEASE})
+WAITS = LEASES | {RolloutPhase.QUEUED, RolloutPhase.READY}
+
+
+@dataclass(slots=True)
+class Pulse:
+    """When any rollout at all last made progress."""
+
+    at: float
+
+
 @dataclass(slots=True)
 class RolloutStatus:
-    """One rollout in progress. `since` is when its phase, or its turn, began; `attempt` counts from 1."""
+    """One rollout in progress. `since` is when its phase, or its turn, began; `attempt` counts from 1.
+
+    Every change of phase or turn is felt by the `pulse`, which all rollouts of an engine share.
+    """
 
     trajectory_id: str
     task_id: str
     since: float
-    phase: RolloutPhase = RolloutPhase.LEASE
+    pulse: Pulse | None = None
+    phase: RolloutPhase = RolloutPhase.QUEUED
     turn: int = 0
     doing: str = ""
     sandbox_id: str = ""
@@ -45,12 +65,16 @@ class RolloutStatus:
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + now - self._entered
         self.phase, self.since, self._entered = phase, now, now
         self.sandbox_id = sandbox_id
-        if phase is RolloutPhase.LEASE:
+        if phase is RolloutPhase.QUEUED:
             self.turn, self.doing = 0, ""
+        if self.pulse is not None:
+            self.pulse.at = now
 
     def enter_turn(self, turn: int, doing: str, *, now: float) -> None:
         """The episode is `doing` (sampling, acting) its turn number `turn` from now on."""
         self.turn, self.doing, self.since = turn, doing, now
+        if self.pulse is not None:
+            self.pulse.at = now
 
     def spent(self, *phases: RolloutPhase) -> float:
         """Seconds booked in these phases, over all attempts."""
@@ -62,22 +86,20 @@ class RolloutStatus:
         return f"rollout {self.trajectory_id}, phase {self.phase.value}{turn}{sandbox}, attempt {self.attempt}"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Watchdog:
-    """Names rollouts that stand still: `after_s` in one phase and turn. Each standstill is named once."""
+    """Finds what stands still: a rollout for `stuck_s` in one phase and turn, all of them for `stall_s`."""
 
-    after_s: float
-    _named: set[tuple[str, RolloutPhase, int, str, int]] = field(default_factory=set)
+    stuck_s: float
+    stall_s: float
 
-    def look(self, rollouts: Iterable[RolloutStatus], *, now: float) -> list[str]:
-        """One sentence for each rollout newly found standing still."""
-        found = []
-        for rollout in rollouts:
-            key = (rollout.trajectory_id, rollout.phase, rollout.turn, rollout.doing, rollout.attempt)
-            if now - rollout.since >= self.after_s and key not in self._named:
-                self._named.add(key)
-                found.append(f"no progress for {now - rollout.since:.0f} s: {rollout}")
-        return found
+    def is_stuck(self, status: RolloutStatus, *, now: float) -> bool:
+        """True where it stands still by itself; who waits for a sandbox, for admission or a slot does not."""
+        return now - status.since >= self.stuck_s and status.phase not in WAITS
+
+    def is_stalled(self, pulse: Pulse, *, now: float) -> bool:
+        """True where no rollout has made progress for `stall_s`."""
+        return now - pulse.at >= self.stall_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from one_policy import OnePolicy
 
 from agentrl.agent import run_episode
 from agentrl.chat import ChatFormat
@@ -120,7 +121,7 @@ class Loop:
                 concurrency=CONCURRENCY,
                 emit=lambda event: None,
             )
-            episode = AgentEpisode(agent, policy(client) if policy else client, sampling)
+            episode = AgentEpisode(agent, OnePolicy(policy(client) if policy else client), sampling)
             self.groups = await engine.run_groups(requests, episode=episode)
             return [trajectory for group in self.groups for trajectory in group.trajectories]
 

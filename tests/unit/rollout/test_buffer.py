@@ -56,7 +56,7 @@ def test_k49_rows_settled_after_the_checkpoint_are_taken_back(tmp_path: Path, to
         assert names(buffer.settled(4)) == []
 
 
-def test_groups_of_other_versions_are_dropped_and_named(tmp_path: Path, toys: Any) -> None:
+def test_groups_outside_the_bound_are_dropped_and_named(tmp_path: Path, toys: Any) -> None:
     with GroupBuffer(tmp_path / "b.sqlite") as buffer:
         mixed = [toys.trajectory("mixed", i, segments=[toys.segment(version=v)]) for i, v in enumerate((2, 3))]
         buffer.put(type(toys.group())("mixed", "task", 0, tuple(mixed)))
@@ -65,7 +65,9 @@ def test_groups_of_other_versions_are_dropped_and_named(tmp_path: Path, toys: An
         buffer.put(toys.group("failed", [None], index=3))
         buffer.put(toys.group("settled", version=1, index=4))
         buffer.settle(["settled"], step=1)
-        assert buffer.drop_other_versions(2) == ["failed", "mixed", "old"]
+        assert buffer.drop_outside(oldest=1, newest=2) == ["failed", "mixed"]
+        assert names(buffer.waiting()) == ["old", "now"]
+        assert buffer.drop_outside(oldest=2, newest=2) == ["old"]
         assert names(buffer.waiting()) == ["now"]
         assert names(buffer.settled(1)) == ["settled"]
 

@@ -42,6 +42,27 @@ def test_k34_groups_have_names_of_their_own_even_for_a_task_seen_twice(toys: Any
     )
 
 
+@settings(deadline=None)
+@given(st.integers(0, 9), st.integers(0, 6))
+def test_looking_ahead_moves_nothing(toys: Any, before: int, count: int) -> None:
+    cursor = TaskCursor(toys.Environment(size=5), Split.TRAIN, seed=3)
+    cursor.take(before, group_size=4)
+    seen = cursor.peek(count, group_size=4)
+    assert (cursor.position, seen) == (before, cursor.take(count, group_size=4))
+
+
+def test_k49_groups_in_flight_are_found_again_by_their_place(toys: Any) -> None:
+    """The same names, tasks and sizes as when they were taken, in the order asked for; the position stays."""
+    cursor = TaskCursor(toys.Environment(size=5), Split.TRAIN, seed=3)
+    taken = cursor.take(8, group_size=4)
+    resumed = TaskCursor(toys.Environment(size=5), Split.TRAIN, seed=3, position=8)
+    assert resumed.at([6, 2, 7], group_size=4) == [taken[6], taken[2], taken[7]]
+    assert resumed.position == 8
+    assert resumed.at([], group_size=4) == []
+    with pytest.raises(DatasetError, match="no task 5 in split fresh"):
+        TaskCursor(toys.Environment(size=5), Split.FRESH, seed=3).at([5], group_size=1)
+
+
 def test_a_finite_split_ends(toys: Any) -> None:
     cursor = TaskCursor(toys.Environment(size=3), Split.FRESH, seed=0)
     assert len(cursor.take(5, group_size=1)) == 3

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import PolicyDeadError, SandboxDeadError
 from agentrl.rollout.engine import RolloutEngine
-from agentrl.rollout.status import ConcurrencyMeter, RolloutPhase, RolloutStatus, Watchdog
+from agentrl.rollout.status import WAITS, ConcurrencyMeter, Pulse, RolloutPhase, RolloutStatus, Watchdog
 from agentrl.trajectory import OutcomeKind
 from agentrl.wire import Event, EventKind
 
@@ -60,14 +60,20 @@ def test_groups_come_back_in_order_whatever_finishes_first(toys: Any) -> None:
     """K34: members and groups are joined by name."""
 
     async def last_first(name: str) -> None:
-        await asyncio.sleep(0.05 * (3 - int(name[1])))
+        if name[1] != "2":
+            await gone[int(name[1]) + 1].wait()
 
+    def on_group(group: Any) -> None:
+        finished.append(group.group_id)
+        gone[int(group.group_id[1])].set()
+
+    gone = [asyncio.Event() for _ in range(3)]
     finished: list[str] = []
     world = World(toys, concurrency=8)
     groups = world.run(
         [toys.request(f"g{i}", size=2, index=i) for i in range(3)],
         toys.Episode(hook=last_first),
-        on_group=lambda group: finished.append(group.group_id),
+        on_group=on_group,
         step=5,
     )
     assert [group.group_id for group in groups] == ["g0", "g1", "g2"]
@@ -96,7 +102,7 @@ def test_slots_bound_concurrency_and_are_given_in_order(toys: Any) -> None:
     world.run([toys.request(f"g{i}", size=4) for i in range(3)], toys.Episode(hook=hook))
     assert started == [f"g{i}-{m}" for i in range(3) for m in range(4)]
     assert world.pool.out_max == 3
-    assert world.engine.active == ()
+    assert world.engine.active == 0
 
 
 def test_k20_one_rollouts_failure_is_its_own(toys: Any) -> None:
@@ -122,7 +128,7 @@ def test_k20_a_fault_reaches_the_foreground_at_once_and_all_sandboxes_come_back(
     with pytest.raises(type(error), match=str(error)):
         world.run([toys.request(f"g{i}", size=2) for i in range(2)], toys.Episode(hook=hook))
     assert time.monotonic() - began < 5
-    assert (world.pool.out, world.engine.active) == (0, ())
+    assert (world.pool.out, world.engine.active) == (0, 0)
 
 
 def test_k20_an_error_of_the_event_sink_is_not_swallowed(toys: Any) -> None:
@@ -144,48 +150,50 @@ def test_ctrl_c_gives_every_sandbox_back(toys: Any) -> None:
         requests = [toys.request(f"g{i}", size=2) for i in range(4)]
         task = asyncio.create_task(engine.run_groups(requests, episode=toys.Episode(hook=forever)))
         await asyncio.wait_for(all_out.wait(), 5)
-        assert len(engine.active) == 4
+        assert engine.active == 4
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (world.pool.out, engine.active) == (0, ())
+        assert (world.pool.out, engine.active) == (0, 0)
         assert len(asyncio.all_tasks()) == 1
 
     world, all_out = World(toys), asyncio.Event()
     asyncio.run(scenario())
 
 
-def test_k19_the_watchdog_names_the_stuck_rollout_once(toys: Any) -> None:
-    async def hook(name: str) -> None:
-        if name == "g0-1":
-            await asyncio.sleep(1.0)
-
-    world = World(toys, standstill_s=0.5, look_every_s=0.05)
-    world.run([toys.request(size=2)], toys.Episode(hook=hook))
-    (note,) = world.notes()
-    assert "rollout g0-1, phase episode, turn 0 sampling, sandbox s2, attempt 1" in note
-
-
-def test_the_watchdog_speaks_again_only_for_another_standstill() -> None:
+def test_a_rollout_is_stuck_by_itself_and_anew_with_every_turn() -> None:
+    """K19: a wait for a sandbox, for admission or for a slot is not its own standstill."""
     status = RolloutStatus("g0-0", "t", since=0.0)
-    watchdog = Watchdog(after_s=10)
-    assert watchdog.look([status], now=9) == []
-    assert len(watchdog.look([status], now=10)) == 1
-    assert watchdog.look([status], now=99) == []
+    watchdog = Watchdog(stuck_s=10, stall_s=30)
+    for wait in WAITS:
+        status.enter(wait, now=0)
+        assert not watchdog.is_stuck(status, now=99)
     status.enter(RolloutPhase.EPISODE, now=100, sandbox_id="s1")
-    status.enter_turn(3, "acting", now=101)
-    assert watchdog.look([status], now=110) == []
-    assert "no progress for 10 s: rollout g0-0, phase episode, turn 3 acting" in watchdog.look([status], now=111)[0]
+    assert not watchdog.is_stuck(status, now=109)
+    assert watchdog.is_stuck(status, now=110)
+    status.enter_turn(3, "acting", now=110)
+    assert not watchdog.is_stuck(status, now=119)
+    assert watchdog.is_stuck(status, now=120)
+
+
+def test_any_rollouts_progress_is_felt_by_all() -> None:
+    pulse, watchdog = Pulse(0.0), Watchdog(stuck_s=10, stall_s=30)
+    first, second = (RolloutStatus(name, "t", 0.0, pulse) for name in ("g0-0", "g0-1"))
+    first.enter(RolloutPhase.EPISODE, now=5)
+    assert not watchdog.is_stalled(pulse, now=34)
+    assert watchdog.is_stalled(pulse, now=35)
+    second.enter_turn(1, "acting", now=35)
+    assert not watchdog.is_stalled(pulse, now=64)
 
 
 def test_phases_are_booked_over_attempts() -> None:
     status = RolloutStatus("g0-0", "t", since=0.0)
-    for phase, now in ((RolloutPhase.PREPARE, 1), (RolloutPhase.EPISODE, 3), (RolloutPhase.LEASE, 10)):
+    for phase, now in ((RolloutPhase.PREPARE, 1), (RolloutPhase.EPISODE, 3), (RolloutPhase.QUEUED, 10)):
         status.enter(phase, now=now)
     status.enter_turn(1, "sampling", now=11)
     status.enter(RolloutPhase.EPISODE, now=14)
-    assert status.spent(RolloutPhase.LEASE) == 1 + 4
-    assert status.spent(RolloutPhase.LEASE, RolloutPhase.PREPARE) == 7
+    assert status.spent(RolloutPhase.QUEUED) == 1 + 4
+    assert status.spent(RolloutPhase.QUEUED, RolloutPhase.PREPARE) == 7
     assert status.spent(RolloutPhase.EPISODE) == 7
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+from one_policy import OnePolicy
 
 from agentrl.agent import run_episode
+from agentrl.errors import SandboxDeadError
 from agentrl.rollout.episode import AgentEpisode, RunEpisode
 from agentrl.trajectory import FinishReason
 from agentrl.wire import Generation, SamplingParams
@@ -49,7 +53,7 @@ def test_turns_are_told_and_an_aborted_request_goes_on_with_its_turn(toys: Any) 
             await policy.generate([1], sampling, request_id=f"{request_id}.{part}", timeout_s=1)
         return "result"
 
-    episode = AgentEpisode(run_agent, policy, SamplingParams(max_tokens=4, temperature=0.7))
+    episode = AgentEpisode(run_agent, OnePolicy(policy), SamplingParams(max_tokens=4, temperature=0.7))
     request = toys.request()
 
     def on_turn(turn: int, doing: str) -> None:
@@ -61,6 +65,27 @@ def test_turns_are_told_and_an_aborted_request_goes_on_with_its_turn(toys: Any) 
     assert episode.temperature == 0.7
     assert policy.requests == ["g0-1.0", "g0-1.1", "g0-1.2"]
     assert seen == [(turn, doing) for turn in (0, 1, 1) for doing in ("sampling", "acting")]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_episode_is_one_session_however_it_ends(toys: Any, fails: bool) -> None:
+    """The router learns from the session's end that the trajectory holds no KV room any more."""
+    router = OnePolicy(Policy(FinishReason.STOP))
+
+    async def run_agent(*, policy: Any, sampling: SamplingParams, request_id: str, **_: Any) -> Any:
+        assert router.open == {"g0-1"}
+        await policy.generate([1], sampling, request_id=request_id, timeout_s=1)
+        if fails:
+            raise SandboxDeadError("gone")
+
+    async def scenario() -> None:
+        episode = AgentEpisode(run_agent, router, SamplingParams(max_tokens=4))
+        sandbox: Any = None
+        with pytest.raises(SandboxDeadError) if fails else contextlib.nullcontext():
+            await episode(toys.request().task, sandbox, trajectory_id="g0-1", on_turn=lambda turn, doing: None)
+
+    asyncio.run(scenario())
+    assert (router.open, router.seen) == (set(), ["g0-1"])
 
 
 def test_the_agents_episode_takes_what_the_driver_gives() -> None:
