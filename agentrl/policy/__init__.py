@@ -1,15 +1,22 @@
-"""The policy server (vLLM), its client, and weight delivery."""
+"""The policy servers (vLLM), their clients and router, weight delivery, and how much load they take."""
 
 from agentrl.policy.client import VllmClient
 from agentrl.policy.command import check_model, model_location
+from agentrl.policy.concurrency import ConcurrencyController, LoadSample, start_limit
 from agentrl.policy.delivery import deliver
 from agentrl.policy.metrics import ServerStats
 from agentrl.policy.models import local_model
+from agentrl.policy.replicas import open_replicas
 from agentrl.policy.requirement import Device, VllmInstall, find_vllm
+from agentrl.policy.router import PolicyRouter, RoutedPolicy
 from agentrl.policy.server import ServerExit, VllmServer
 
 __all__ = [
+    "ConcurrencyController",
     "Device",
+    "LoadSample",
+    "PolicyRouter",
+    "RoutedPolicy",
     "ServerExit",
     "ServerStats",
     "VllmClient",
@@ -20,4 +27,6 @@ __all__ = [
     "find_vllm",
     "local_model",
     "model_location",
+    "open_replicas",
+    "start_limit",
 ]

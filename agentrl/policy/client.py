@@ -4,6 +4,7 @@ Waiting and failing:
 
 * a request has one deadline (`timeout_s`), reached → the connection is closed, which frees the request at
   the server, and `DeadlineError`; it is never sent again, for the work may be healthy and merely long;
+* sampling requests are sent and closed in step with weight deliveries (`agentrl.policy.traffic`);
 * a connection that fails before any answer is tried again, at most twice, and only here; where the process
   behind it is gone, and where it never answers, `PolicyDeadError`;
 * 4xx and 5xx → `PolicyRequestError` with the server's own words.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
@@ -32,8 +33,10 @@ from agentrl.policy.payload import (
     version_of,
 )
 from agentrl.policy.server import Liveness, ServerExit
+from agentrl.policy.traffic import Traffic
 from agentrl.wire import Generation, SamplingParams
 
+_GENERATE = "/inference/v1/generate"
 _TRIES = 3
 _RETRY_DELAYS_S = (0.1, 0.5)
 _DEATH_NOTICE_S = 2.0
@@ -52,13 +55,16 @@ class VllmClient:
     with`.
 
     `server` is the process behind `url` where it is ours (`VllmServer`): its death turns a failed
-    connection into `PolicyDeadError` at once.
+    connection into `PolicyDeadError` at once. `traffic` counts and paces the sampling requests. `cache_salt`
+    keeps their prefix cache apart from that of requests with another salt (None: one cache for all).
     """
 
     def __init__(self, url: str, *, max_model_len: int, server: Liveness | None = None) -> None:
         self._url = url.rstrip("/")
         self._max_model_len = max_model_len
         self._server = server
+        self.traffic = Traffic()
+        self.cache_salt: str | None = None
         self._numbers = itertools.count()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
@@ -102,9 +108,16 @@ class VllmClient:
         if room <= 0:
             return empty_generation(prompt_tokens=len(prompt_ids))
         params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
-        body = generate_body(prompt_ids, params, request_id=request_id, priority=priority)
+        where = f"request {request_id}, {_GENERATE}"
+
+        def send() -> Coroutine[Any, Any, bytes]:
+            body = generate_body(
+                prompt_ids, params, request_id=request_id, priority=priority, cache_salt=self.cache_salt
+            )
+            return self._once("POST", _GENERATE, body, where=where)
+
         started = time.monotonic()
-        data = await self._post("/inference/v1/generate", body, request_id=request_id, timeout_s=timeout_s)
+        data = await self._tried(lambda: self.traffic.run(send), timeout_s=timeout_s, where=where)
         return parse_generation(data, request_id=request_id, total_s=time.monotonic() - started)
 
     async def prompt_logprobs(
@@ -123,17 +136,17 @@ class VllmClient:
                 remedy="score between 2 tokens and one less than the window",
             )
         body = score_body(token_ids, request_id=request_id, priority=_PROBE_PRIORITY)
-        data = await self._post("/inference/v1/generate", body, request_id=request_id, timeout_s=timeout_s)
+        data = await self._post(_GENERATE, body, request_id=request_id, timeout_s=timeout_s)
         return parse_prompt_logprobs(data, token_ids, request_id=request_id)
 
     async def stats(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> ServerStats:
         """What the server does now and did since it started."""
-        text = await self._send("GET", "/metrics", timeout_s=timeout_s, where="/metrics")
+        text = await self._get("/metrics", timeout_s=timeout_s)
         return parse_metrics(text.decode())
 
     async def version(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> int:
         """The policy version the server says it holds. Raises `WeightDeliveryError` where it holds none."""
-        data = await self._send("GET", "/weight_info", timeout_s=timeout_s, where="/weight_info")
+        data = await self._get("/weight_info", timeout_s=timeout_s)
         return version_of(str(msgspec.json.decode(data)["weight_version"]), where=f"{self._url}/weight_info")
 
     async def label_version(self, version: int, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> None:
@@ -146,20 +159,24 @@ class VllmClient:
         """POST to one of the server's management routes."""
         await self._post(path, msgspec.json.encode(body or {}), request_id=path, timeout_s=timeout_s)
 
-    async def _post(self, path: str, body: bytes, *, request_id: str, timeout_s: float) -> bytes:
-        return await self._send("POST", path, body, timeout_s=timeout_s, where=f"request {request_id}, {path}")
+    async def _get(self, path: str, *, timeout_s: float) -> bytes:
+        return await self._tried(lambda: self._once("GET", path, b"", where=path), timeout_s=timeout_s, where=path)
 
-    async def _send(self, method: str, path: str, body: bytes = b"", *, timeout_s: float, where: str) -> bytes:
+    async def _post(self, path: str, body: bytes, *, request_id: str, timeout_s: float) -> bytes:
+        where = f"request {request_id}, {path}"
+        return await self._tried(lambda: self._once("POST", path, body, where=where), timeout_s=timeout_s, where=where)
+
+    async def _tried(self, attempt: Callable[[], Coroutine[Any, Any, bytes]], *, timeout_s: float, where: str) -> bytes:
         """The one retry layer. Returns a 200's body."""
         try:
             async with asyncio.timeout(timeout_s):
-                for attempt in range(_TRIES):
+                for number in range(_TRIES):
                     try:
-                        return await self._once(method, path, body, where=where)
+                        return await attempt()
                     except _CONNECTION_ERRORS as error:
-                        if attempt == _TRIES - 1:
+                        if number == _TRIES - 1:
                             raise await self._dead(error, where) from error
-                        await self._check_alive(where, wait_s=_RETRY_DELAYS_S[attempt])
+                        await self._check_alive(where, wait_s=_RETRY_DELAYS_S[number])
         except TimeoutError as error:
             raise DeadlineError(
                 f"the policy server did not answer within {timeout_s:g} s",
@@ -214,7 +231,7 @@ class VllmClient:
         return PolicyDeadError(
             f"the policy server at {self._url} {how}",
             where="\n".join([where, *end.log_tail.splitlines()[-_LOG_LINES:]]),
-            remedy="start the run again with --resume; the server's log (logs/policy.log) says why it ended",
+            remedy="start the run again with --resume; the server's log (logs/policy*.log) says why it ended",
         )
 
 

@@ -36,6 +36,7 @@ _KEPT_PREFIXES = (
 )
 _KEPT_FOR_HUB = frozenset(["HF_TOKEN", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
 _KEPT_FOR_HUB_PREFIXES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_PLACING = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "KMP_HW_SUBSET", "VLLM_CPU_OMP_THREADS_BIND")
 
 
 def model_location(model: str) -> str:
@@ -80,10 +81,19 @@ def _check_window(config: PolicyConfig, model: str) -> None:
 
 
 def serve_arguments(
-    config: PolicyConfig, *, model: str, host: str, port: int, seed: int, install: VllmInstall
+    config: PolicyConfig,
+    *,
+    model: str,
+    host: str,
+    port: int,
+    seed: int,
+    install: VllmInstall,
+    sleep_mode: bool = False,
 ) -> list[str]:
     """Arguments of `vllm serve` for a policy (or a teacher): token ids in and out, processed
-    log-probabilities, weight transfer, no sampling default of the model folder."""
+    log-probabilities, weight transfer, no sampling default of the model folder.
+
+    `sleep_mode`: on CUDA the server can give its device's memory to a trainer; a CPU has nothing to give."""
     _check_window(config, model)
     arguments = ["serve", model, "--host", host, "--port", str(port), "--served-model-name", SERVED_NAME]
     arguments += ["--seed", str(seed), "--dtype", config.dtype, "--max-model-len", str(config.max_model_len)]
@@ -113,6 +123,8 @@ def serve_arguments(
             where="policy.kv_cache_mb",
             remedy="remove it",
         )
+    if sleep_mode and install.device is Device.CUDA:
+        arguments.append("--enable-sleep-mode")
     return arguments
 
 
@@ -128,12 +140,32 @@ def _cpu_environment(*, eager: bool) -> dict[str, str]:
     return settings | ({"TORCH_COMPILE_DISABLE": "1"} if eager else {})
 
 
+def _bind(environment: dict[str, str], device: int, install: VllmInstall) -> None:
+    """Bind the server to a device: that CUDA device, or one thread for that one core.
+
+    The core itself is the affinity of the process tree (`supervise.py`): vLLM's own binding is not applied to a
+    worker in the engine's process. What could place threads elsewhere is taken out.
+    """
+    if install.device is Device.CUDA:
+        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+        return
+    for name in _PLACING:
+        environment.pop(name, None)
+    environment["OMP_NUM_THREADS"] = "1"
+
+
 def serve_environment(
-    config: PolicyConfig, *, model: str, install: VllmInstall, environ: Mapping[str, str] | None = None
+    config: PolicyConfig,
+    *,
+    model: str,
+    install: VllmInstall,
+    device: int | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The server's environment: an allow-list of ours, and what makes it serve a trainer without any network.
 
-    A hub name keeps the hub's variables (it must be downloaded); a folder needs no hub and gets none.
+    A hub name keeps the hub's variables (it must be downloaded); a folder needs no hub and gets none. `device`
+    binds the server to a core or a CUDA device (None: whatever we may use).
     """
     source = os.environ if environ is None else environ
     on_hub = not Path(model).is_dir()
@@ -150,6 +182,8 @@ def serve_environment(
     )
     if install.device is Device.CPU:
         kept = _cpu_environment(eager=config.enforce_eager) | kept
+    if device is not None:
+        _bind(kept, device, install)
     if not on_hub:
         kept.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     return kept

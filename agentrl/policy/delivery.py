@@ -1,8 +1,10 @@
-"""Weights into a running server: pause → start → update → finish → resume, then the probe.
+"""Weights into running servers: pause → start → update → finish → resume, then the probe.
 
-Requests in flight are kept: they stand still while the weights change, their cached keys and values are
-dropped (a pause clears the cache) and computed again under the new weights, so that tokens after the cut
-are the new policy's on the whole prefix. Their tokens carry two versions.
+All servers stand still together, so that no trajectory of a run is sampled by a newer policy than another one that
+started later. Requests in flight are kept: they stand still while the weights change, and their tokens carry two
+versions. Their cached keys and values are dropped (a pause clears the cache) and computed again under the new
+weights, so that tokens after the cut are the new policy's on the whole prefix; or they are kept as they are
+(`keep_cache`), and then the caller sees to it that no new request reads them (`VllmClient.cache_salt`).
 """
 
 from __future__ import annotations
@@ -10,17 +12,27 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from agentrl.errors import AgentRLError, WeightDeliveryError
+from agentrl.errors import AgentRLError, PolicyDeadError, WeightDeliveryError
 from agentrl.policy.client import VllmClient
 from agentrl.wire import Delivery, WeightManifest
 
 _RESUME_TIMEOUT_S = 30.0
+_T = TypeVar("_T")
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run calls side by side, each to its end (all have deadlines), then raise the first error in their order."""
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    return [end for end in ends if not isinstance(end, BaseException)]
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
@@ -34,14 +46,16 @@ async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def weight_update(client: VllmClient, *, version: int, timeout_s: float) -> AsyncIterator[None]:
-    """The server stands still and takes weights inside this block; afterwards it goes on, whatever happened.
+async def weight_update(
+    clients: Sequence[VllmClient], *, version: int, timeout_s: float, keep_cache: bool = False
+) -> AsyncIterator[None]:
+    """The servers stand still and take weights inside this block; afterwards all go on, whatever happened.
 
-    A block that ends well labels the weights `version`; one that fails closes the exchange without a label,
-    so that the next one can open it.
+    A block that ends well labels the weights `version`; one that fails closes the exchanges without a label,
+    so that the next one can open them.
     """
 
-    async def close_and_resume(*, opened: bool) -> None:
+    async def close(client: VllmClient, *, opened: bool) -> None:
         try:
             if opened:
                 await client.control("/finish_weight_update", timeout_s=_RESUME_TIMEOUT_S)
@@ -50,19 +64,24 @@ async def weight_update(client: VllmClient, *, version: int, timeout_s: float) -
         finally:
             await client.control("/resume", timeout_s=_RESUME_TIMEOUT_S)
 
+    async def close_all(*, opened: bool) -> None:
+        await all_of(close(client, opened=opened) for client in clients)
+
+    pause = "/pause?mode=keep" + ("&clear_cache=false" if keep_cache else "")
+    label = {"weight_version": str(version)}
     opened = False
     try:
-        await client.control("/pause?mode=keep", timeout_s=timeout_s)
+        await all_of(client.control(pause, timeout_s=timeout_s) for client in clients)
         opened = True
-        await client.control("/start_weight_update", timeout_s=timeout_s)
+        await all_of(client.control("/start_weight_update", timeout_s=timeout_s) for client in clients)
         yield
-        await client.control("/finish_weight_update", {"weight_version": str(version)}, timeout_s=timeout_s)
+        await all_of(client.control("/finish_weight_update", label, timeout_s=timeout_s) for client in clients)
         opened = False
     finally:
-        await _uncancelled(close_and_resume(opened=opened))
+        await _uncancelled(close_all(opened=opened))
 
 
-def _check_file(manifest: WeightManifest) -> None:
+def check_file(manifest: WeightManifest) -> None:
     """Refuse, before anything is paused, a file that is not what was published."""
     try:
         size = os.path.getsize(manifest.path)
@@ -72,34 +91,62 @@ def _check_file(manifest: WeightManifest) -> None:
         raise _error(f"the weights' file has {size} bytes, published were {manifest.num_bytes}", manifest)
 
 
-def _error(what: str, manifest: WeightManifest) -> WeightDeliveryError:
+def _error(what: str, manifest: WeightManifest, *, at: str = "") -> WeightDeliveryError:
     return WeightDeliveryError(
         what,
-        where=f"delivery of version {manifest.version}, {manifest.path}",
+        where=", ".join(filter(None, [f"delivery of version {manifest.version}", manifest.path, at])),
         remedy="start the run again with --resume; if it comes back, read the server's log",
     )
 
 
+async def exchange(
+    clients: Sequence[VllmClient],
+    manifest: WeightManifest,
+    *,
+    timeout_s: float,
+    keep_cache: bool = False,
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> float:
+    """Give every server the published weights; returns for how many seconds the servers stood still.
+
+    `beside` is run while they stand still, beside the exchange. Raises `WeightDeliveryError` where one does not take
+    them, `PolicyDeadError` where one is gone.
+    """
+    update = {"path": manifest.path, "tensors": manifest.tensors, "num_bytes": manifest.num_bytes}
+
+    async def give(client: VllmClient) -> None:
+        try:
+            await client.control("/update_weights", {"update_info": update}, timeout_s=timeout_s)
+        except PolicyDeadError:
+            raise
+        except AgentRLError as error:
+            raise _error(f"the server did not take the weights: {error.what}", manifest, at=client.url) from error
+
+    began = time.monotonic()
+    try:
+        async with weight_update(clients, version=manifest.version, timeout_s=timeout_s, keep_cache=keep_cache):
+            await all_of([*(give(client) for client in clients), *([beside()] if beside else [])])
+    except (PolicyDeadError, WeightDeliveryError):
+        raise
+    except AgentRLError as error:
+        raise _error(f"the server did not take the weights: {error.what}", manifest, at=error.where) from error
+    return time.monotonic() - began
+
+
 async def deliver(client: VllmClient, manifest: WeightManifest, *, tolerance: float, timeout_s: float) -> Delivery:
-    """Give the server the published weights and prove that it holds them.
+    """Give one server the published weights and prove that it holds them; several: `PolicyRouter.deliver`.
 
     The proof: the server's version is the manifest's, and the probe's log-probabilities differ from the
     trainer's by at most `tolerance` nats. Raises `WeightDeliveryError` otherwise, saying by how much.
     """
-    _check_file(manifest)
-    started = time.monotonic()
-    update = {"path": manifest.path, "tensors": manifest.tensors, "num_bytes": manifest.num_bytes}
-    try:
-        async with weight_update(client, version=manifest.version, timeout_s=timeout_s):
-            await client.control("/update_weights", {"update_info": update}, timeout_s=timeout_s)
-    except AgentRLError as error:
-        raise _error(f"the server did not take the weights: {error.what}", manifest) from error
-    paused_s = time.monotonic() - started
+    check_file(manifest)
+    began = time.monotonic()
+    paused_s = await exchange([client], manifest, timeout_s=timeout_s)
     difference = await probe(client, manifest, tolerance=tolerance, timeout_s=timeout_s)
     return Delivery(
         version=manifest.version,
         paused_s=paused_s,
-        total_s=time.monotonic() - started,
+        total_s=time.monotonic() - began,
         probe_max_abs=difference,
     )
 
@@ -110,7 +157,7 @@ async def probe(client: VllmClient, manifest: WeightManifest, *, tolerance: floa
     """
     held = await client.version(timeout_s=timeout_s)
     if held != manifest.version:
-        raise _error(f"the server holds version {held}, delivered was {manifest.version}", manifest)
+        raise _error(f"the server holds version {held}, delivered was {manifest.version}", manifest, at=client.url)
     probe_ids = manifest.probe_token_ids.tolist()
     found = await client.prompt_logprobs(probe_ids, timeout_s=timeout_s, request_id=f"probe-{manifest.version}")
     difference = float(np.abs(found - manifest.probe_logprobs).max())
@@ -119,5 +166,6 @@ async def probe(client: VllmClient, manifest: WeightManifest, *, tolerance: floa
             f"the server's log-probabilities of the probe differ by {difference:.3g} nats from the trainer's "
             f"(tolerance {tolerance:g}): it does not hold the published weights",
             manifest,
+            at=client.url,
         )
     return difference

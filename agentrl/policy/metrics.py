@@ -18,12 +18,15 @@ _NAMES = {
     "vllm:prefix_cache_queries_total": "cache_query_tokens",
     "vllm:prefix_cache_hits_total": "cache_hit_tokens",
 }
+_KV_TOKENS = re.compile(r'^vllm:cache_config_info\{.*\bkv_cache_size_tokens="(?P<tokens>\d+)"', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     """What a server does now (`running`, `waiting` requests, `kv_used_fraction` in [0, 1]) and did since it
-    started.
+    started. `kv_tokens` is its KV room, None where it does not tell.
+
+    A preempted request is counted when it samples again, which may be long after; until then it is `waiting`.
     """
 
     running: int
@@ -34,6 +37,7 @@ class ServerStats:
     prompt_tokens: int
     cache_query_tokens: int
     cache_hit_tokens: int
+    kv_tokens: int | None = None
 
 
 def parse_metrics(text: str) -> ServerStats:
@@ -54,4 +58,5 @@ def parse_metrics(text: str) -> ServerStats:
     sums = {name: sum(values) for name, values in found.items()}
     fraction = sums["kv_used_fraction"] / len(found["kv_used_fraction"])
     counts = {name: int(value) for name, value in sums.items() if name != "kv_used_fraction"}
-    return ServerStats(kv_used_fraction=fraction, **counts)
+    rooms = [int(match["tokens"]) for match in _KV_TOKENS.finditer(text)]
+    return ServerStats(kv_used_fraction=fraction, kv_tokens=sum(rooms) if rooms else None, **counts)

@@ -7,6 +7,7 @@ a seeded request that is prefilled twice repeats its random numbers on a GPU and
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -73,6 +74,11 @@ _decoder = msgspec.json.Decoder(_Answer)
 _encoder = msgspec.json.Encoder()
 
 
+def _plain(token_ids: Sequence[int]) -> list[int]:
+    """As a list that encodes fast: a long prompt is most of a request's cost."""
+    return token_ids.tolist() if isinstance(token_ids, array | np.ndarray) else [int(token) for token in token_ids]
+
+
 def _body(
     prompt_ids: Sequence[int],
     *,
@@ -80,6 +86,7 @@ def _body(
     priority: int,
     params: SamplingParams,
     prompt_logprobs: int | None,
+    cache_salt: str | None = None,
 ) -> bytes:
     sampling = {
         "n": 1,
@@ -107,17 +114,32 @@ def _body(
         {
             "model": SERVED_NAME,
             "request_id": request_id,
-            "token_ids": [int(token) for token in prompt_ids],
+            "token_ids": _plain(prompt_ids),
             "sampling_params": sampling,
             "stream": False,
             "priority": priority,
+            "cache_salt": cache_salt,
         }
     )
 
 
-def generate_body(prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, priority: int = 0) -> bytes:
-    """The request for one continuation of `prompt_ids`."""
-    return _body(prompt_ids, request_id=request_id, priority=priority, params=params, prompt_logprobs=None)
+def generate_body(
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> bytes:
+    """The request for one continuation of `prompt_ids`. It reads and leaves cached keys under `cache_salt` alone."""
+    return _body(
+        prompt_ids,
+        request_id=request_id,
+        priority=priority,
+        params=params,
+        prompt_logprobs=None,
+        cache_salt=cache_salt,
+    )
 
 
 def score_body(token_ids: Sequence[int], *, request_id: str, priority: int = 0) -> bytes:

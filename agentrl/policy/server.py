@@ -25,9 +25,9 @@ from typing import Protocol, Self
 import aiohttp
 
 from agentrl.config import PolicyConfig
-from agentrl.errors import PolicyStartError
+from agentrl.errors import ConfigError, PolicyStartError
 from agentrl.policy.command import LAUNCHER, full_command, model_location, serve_arguments, serve_environment
-from agentrl.policy.requirement import VllmInstall, find_vllm
+from agentrl.policy.requirement import Device, VllmInstall, find_vllm
 
 log = logging.getLogger("agentrl.policy")
 
@@ -83,6 +83,18 @@ def _port_taken(host: str, port: int) -> PolicyStartError:
     )
 
 
+def _core(device: int | None) -> int | None:
+    """The core to bind to. Raises `ConfigError` where this process may not use it."""
+    allowed = os.sched_getaffinity(0)
+    if device is not None and device not in allowed:
+        raise ConfigError(
+            f"this process may not use core {device}; it may use {', '.join(map(str, sorted(allowed)))}",
+            where="placement.devices",
+            remedy="name cores that are there, or leave the setting out",
+        )
+    return device
+
+
 def log_tail(path: Path) -> str:
     """The last lines of a log, each cut: what fits into an error message."""
     try:
@@ -105,6 +117,8 @@ class VllmServer:
         self.host = host
         self.port = port
         self.log_path = log_path
+        self.sleeps = False
+        """Whether the server gives its device's memory back in `PolicyRouter.sleep`."""
 
     @property
     def url(self) -> str:
@@ -128,27 +142,35 @@ class VllmServer:
         install: VllmInstall | None = None,
         launcher: Sequence[str] = LAUNCHER,
         extra_arguments: Sequence[str] = (),
+        device: int | None = None,
+        sleep_mode: bool = False,
     ) -> Self:
         """Start a server for `config.model` and wait until it answers, at most `config.start_timeout_s`.
 
         `port` None takes one from the kernel, and another where somebody was faster; `seed` starts the
-        sampler's random numbers. Raises `PolicyStartError` with the end of the log,
-        `MissingRequirementError` without vLLM, `ConfigError` for a model that is no folder.
+        sampler's random numbers. `device` binds every process of the server to one core or one CUDA device;
+        `sleep_mode` lets a CUDA server give its memory back (`sleeps`). Raises `PolicyStartError` with the end
+        of the log, `MissingRequirementError` without vLLM, `ConfigError` for a model that is no folder or a core
+        that is not ours.
         """
         if install is None:
             install = await asyncio.to_thread(find_vllm)
         model = model_location(config.model)
         if port is not None and not port_is_free(host, port):
             raise _port_taken(host, port)
+        core = _core(device) if install.device is Device.CPU else None
+        environment = serve_environment(config, model=model, install=install, device=device)
         deadline = time.monotonic() + config.start_timeout_s
         for last_try in (*(False,) * (_PORT_TRIES - 1 if port is None else 0), True):
             chosen = free_port(host) if port is None else port
-            arguments = serve_arguments(config, model=model, host=host, port=chosen, seed=seed, install=install)
-            command = full_command(install, launcher, [*arguments, *extra_arguments])
-            environment = serve_environment(config, model=model, install=install)
-            server = await asyncio.to_thread(
-                cls._spawn, command, environment=environment, host=host, port=chosen, log_path=log_path
+            arguments = serve_arguments(
+                config, model=model, host=host, port=chosen, seed=seed, install=install, sleep_mode=sleep_mode
             )
+            command = full_command(install, launcher, [*arguments, *extra_arguments])
+            server = await asyncio.to_thread(
+                cls._spawn, command, environment=environment, host=host, port=chosen, log_path=log_path, core=core
+            )
+            server.sleeps = sleep_mode and install.device is Device.CUDA
             try:
                 taken = await server._wait_serving(deadline)
             except BaseException:
@@ -163,10 +185,18 @@ class VllmServer:
 
     @classmethod
     def _spawn(
-        cls, command: Sequence[str], *, environment: Mapping[str, str], host: str, port: int, log_path: Path
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        host: str,
+        port: int,
+        log_path: Path,
+        core: int | None,
     ) -> Self:
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        supervisor = [sys.executable, "-I", str(Path(__file__).with_name("supervise.py")), str(_GRACE_S)]
+        script = str(Path(__file__).with_name("supervise.py"))
+        supervisor = [sys.executable, "-I", script, str(_GRACE_S), "any" if core is None else str(core)]
         with log_path.open("wb") as log_file:
             process = subprocess.Popen(
                 [*supervisor, *command],

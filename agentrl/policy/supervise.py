@@ -1,7 +1,7 @@
 """Keeps the processes of one policy server together: none outlives another, nor the orchestrator.
 
-Runs as a script on the standard library alone (`python -I supervise.py GRACE_S COMMAND…`), as leader of an
-own session:
+Runs as a script on the standard library alone (`python -I supervise.py GRACE_S CORE COMMAND…`), as leader of an
+own session. CORE binds all of them to one core of the processor (`any`: unbound), before anything is started:
 
     orchestrator ──stdin (held open)──▶ supervisor ──▶ API server ──▶ engine (──▶ workers)
 
@@ -75,7 +75,9 @@ def _kill_group() -> None:
 
 def main(arguments: list[str]) -> None:
     """Start the command and stay until it, or the orchestrator, is gone. Never returns."""
-    grace_s, command = float(arguments[0]), arguments[1:]
+    grace_s, core, command = float(arguments[0]), arguments[1], arguments[2:]
+    if core != "any":
+        os.sched_setaffinity(0, {int(core)})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     parent = os.getppid()
     child = subprocess.Popen(

@@ -129,13 +129,13 @@ async def a_deadline_is_an_error_and_no_retry(client: VllmClient, vocabulary: in
 
 
 async def _update(client: VllmClient, version: int) -> None:
-    async with weight_update(client, version=version, timeout_s=30):
+    async with weight_update([client], version=version, timeout_s=30):
         update = {"path": "/nonexistent/w.safetensors", "tensors": 1, "num_bytes": 1}
         await client.control("/update_weights", {"update_info": update})
 
 
 async def _stop_half_way(client: VllmClient, version: int, *, meanwhile: Callable[[], object] = lambda: None) -> None:
-    async with weight_update(client, version=version, timeout_s=30):
+    async with weight_update([client], version=version, timeout_s=30):
         meanwhile()
         await asyncio.sleep(0.3)
         raise WeightDeliveryError("stopped half way")
@@ -168,6 +168,21 @@ async def a_paused_server_can_drop_a_request(client: VllmClient, vocabulary: int
     assert len(got.token_ids) == 2
 
 
+async def dropping_the_cache_preempts_what_runs(client: VllmClient, vocabulary: int) -> None:
+    """A running request whose cached keys a pause drops is counted as preempted, at the latest when it ends; one whose
+    keys are kept is not."""
+    version = await client.version()
+    for keep, more in ((False, 1), (True, 0)):
+        before = (await client.stats()).preemptions
+        params = SamplingParams(max_tokens=400)
+        task = asyncio.ensure_future(client.generate([5, 6], params, request_id=f"c12-{keep}", timeout_s=60))
+        assert await wait_until(lambda: _running(client), timeout_s=20)
+        async with weight_update([client], version=version, timeout_s=30, keep_cache=keep):
+            pass
+        assert len((await task).token_ids) == 400
+        assert (await client.stats()).preemptions - before == more
+
+
 CHECKS: tuple[Check, ...] = (
     streams_have_one_length,
     stops_at_a_stop_token,
@@ -179,4 +194,5 @@ CHECKS: tuple[Check, ...] = (
     a_deadline_is_an_error_and_no_retry,
     resumes_after_a_failed_update,
     a_paused_server_can_drop_a_request,
+    dropping_the_cache_preempts_what_runs,
 )

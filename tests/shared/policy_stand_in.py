@@ -9,6 +9,7 @@ import asyncio
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,9 +21,16 @@ LOGPROB = -math.log(VOCABULARY)
 
 
 class StandIn:
-    """State of the server. `requests` keeps the bodies received; `label` is what it calls its weights."""
+    """State of the server. `requests` keeps the bodies received; `label` is what it calls its weights.
 
-    def __init__(self) -> None:
+    `journal`, where several servers share one, keeps the management calls of all in their order, with the url's port.
+    """
+
+    def __init__(self, journal: list[tuple[str, str]] | None = None) -> None:
+        self.journal = [] if journal is None else journal
+        self.preemptions = 0
+        self.seen: dict[str, asyncio.Event] = defaultdict(asyncio.Event)  # set once a management path was called
+        self.fail_at: str | None = None
         self.label = "0"
         self.requests: list[dict[str, Any]] = []
         self.calls: list[str] = []
@@ -109,10 +117,17 @@ class StandIn:
 
     async def control(self, request: web.Request) -> web.Response:
         self.calls.append(request.path)
+        self.seen[request.path].set()
+        self.journal.append((self.url, request.path_qs))
         body = await request.json()
+        if request.path == self.fail_at:
+            self.fail_at = None
+            return web.json_response({"error": "as told"}, status=500)
         match request.path:
             case "/pause":
                 self.going.clear()
+                if "clear_cache=false" not in request.query_string:
+                    self.preemptions += self.running  # a running request that loses its cached keys counts
             case "/resume":
                 self.going.set()
             case "/start_weight_update":
@@ -141,7 +156,7 @@ class StandIn:
             "num_requests_running": self.running,
             "num_requests_waiting": 0,
             "kv_cache_usage_perc": 0.25,
-            "num_preemptions_total": 0,
+            "num_preemptions_total": self.preemptions,
             "generation_tokens_total": self.generated,
             "prompt_tokens_total": self.prompted,
             "prefix_cache_queries_total": 0,
@@ -152,14 +167,14 @@ class StandIn:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[StandIn]:
+async def serving(journal: list[tuple[str, str]] | None = None) -> AsyncIterator[StandIn]:
     """A stand-in on a port of the kernel's. Cancels handlers whose client disconnects, as vLLM does."""
-    state = StandIn()
+    state = StandIn(journal)
     app = web.Application()
     app.router.add_post("/inference/v1/generate", state.generate)
-    for path in ("pause", "resume", "start_weight_update", "update_weights", "finish_weight_update"):
+    exchange = ("pause", "resume", "start_weight_update", "update_weights", "finish_weight_update")
+    for path in (*exchange, "update_weight_version", "sleep", "wake_up"):
         app.router.add_post(f"/{path}", state.control)
-    app.router.add_post("/update_weight_version", state.control)
     app.router.add_get("/weight_info", state.weight_info)
     app.router.add_get("/metrics", state.metrics)
     runner = web.AppRunner(app, handler_cancellation=True)

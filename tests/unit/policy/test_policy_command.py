@@ -154,6 +154,7 @@ vllm:prompt_tokens_total{engine="0",model_name="policy"} 10.0
 vllm:prefix_cache_queries_total{engine="0",model_name="policy"} 8.0
 vllm:prefix_cache_hits_total{engine="0",model_name="policy"} 6.0
 """
+ROOM = 'vllm:cache_config_info{block_size="32",engine="0",kv_cache_size_tokens="8192",num_gpu_blocks="256"} 1.0\n'
 
 
 def test_metrics_are_summed_over_engines() -> None:
@@ -162,6 +163,8 @@ def test_metrics_are_summed_over_engines() -> None:
     assert stats.kv_used_fraction == 0.375
     assert stats.generation_tokens == 1_500_000
     assert (stats.cache_query_tokens, stats.cache_hit_tokens) == (8, 6)
+    assert stats.kv_tokens is None
+    assert parse_metrics(METRICS + ROOM).kv_tokens == 8192
 
 
 def test_a_missing_metric_is_named() -> None:

@@ -96,7 +96,7 @@ def test_the_server_goes_on_wherever_the_update_fails(at: str) -> None:
             }
 
             async def exchange() -> None:
-                async with weight_update(client, version=7, timeout_s=10):
+                async with weight_update([client], version=7, timeout_s=10):
                     await client.control("/update_weights", {"update_info": update})
                     if at == "/finish_weight_update":
                         server.open = False
@@ -105,7 +105,7 @@ def test_the_server_goes_on_wherever_the_update_fails(at: str) -> None:
                 await exchange()
             assert server.going.is_set()
             assert server.label == "0"
-            async with weight_update(client, version=8, timeout_s=10):
+            async with weight_update([client], version=8, timeout_s=10):
                 pass
             assert server.label == "8"
 
@@ -119,7 +119,7 @@ def test_a_cancelled_delivery_resumes() -> None:
         async with policy_stand_in.serving() as server, VllmClient(server.url, max_model_len=128) as client:
 
             async def hang() -> None:
-                async with weight_update(client, version=7, timeout_s=10):
+                async with weight_update([client], version=7, timeout_s=10):
                     await asyncio.sleep(60)
 
             task = asyncio.ensure_future(hang())
