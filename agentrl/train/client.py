@@ -1,9 +1,9 @@
-"""The orchestrator's end of the trainer: a child process, one request at a time. No torch.
+"""The orchestrator's end of the trainer: one child process per rank, one request at a time. No torch.
 
-Life: `start` (spawn in its own session, wait for TrainerReady) → train / publish / save → `close`. ZeroMQ is
-silent when a peer dies, so the child's pidfd is watched beside the socket: a dead trainer fails the pending
-call at once, with the end of its log. After a failed call the trainer is broken and each further call says
-so; `close` leaves no process, socket or folder behind.
+Life: `start` (spawn each rank in its own session, wait for TrainerReady) → train / publish / save → `close`. Rank 0
+alone is spoken to. ZeroMQ is silent when a peer dies, so every rank's pidfd is watched beside the socket: the death of
+any rank fails the pending call at once, with the end of its log, and ends `wait_ended`. After a failed call the
+trainer is broken and each further call says so; `close` leaves no process, socket or folder behind.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -22,9 +20,9 @@ from typing import TypeVar
 import zmq
 import zmq.asyncio
 
-from agentrl import errors
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, TrainerError
+from agentrl.train.processes import PEER_LOST, REMEDY, RankProcess, check_devices, spawn_ranks, typed_failure
 from agentrl.wire import (
     Batch,
     FromTrainer,
@@ -43,17 +41,14 @@ from agentrl.wire.codec import decode_from_trainer, encode
 Answer = TypeVar("Answer", TrainerReady, StepResult, WeightManifest, Saved)
 
 _LAST_WORDS_S = 0.5
-_LOG_TAIL_LINES = 8
-_LOG_LINE_CHARS = 160
+_FIRST_CAUSE_S = 5.0
 
 
 class TrainerProcess:
     """A running trainer; implements `agentrl.wire.Trainer`. Made by `start`, ended by `close`."""
 
-    def __init__(self, *, process: subprocess.Popen[bytes], log_path: Path, scratch: Path, endpoint: str) -> None:
+    def __init__(self, *, scratch: Path, endpoint: str) -> None:
         self.ready = TrainerReady(step=0, updates=0, parameters=0, state=b"")
-        self.log_path = log_path
-        self._process = process
         self._scratch = scratch
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -61,9 +56,10 @@ class TrainerProcess:
         self._socket.bind(endpoint)
         self._one_at_a_time = asyncio.Lock()
         self._broken = ""
-        self._pidfd = os.pidfd_open(process.pid)
-        self._ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._pidfd, self._note_end)
+        self._closing = False
+        self._ranks: list[RankProcess] = []
+        self._gone: list[RankProcess] = []  # in the order of their ends
+        self._ended = asyncio.Event()  # any rank's end
 
     @classmethod
     async def start(
@@ -74,31 +70,32 @@ class TrainerProcess:
         checkpoint_dir: Path,
         log_path: Path,
         resume: Path | None = None,
+        ranks: int = 1,
+        devices: Sequence[int | None] = (),
         timeout_s: float = 180.0,
     ) -> TrainerProcess:
-        """Spawn a trainer and wait until it is ready. Raises `TrainerError`, or the typed error it failed
-        with."""
+        """Spawn a trainer of `ranks` processes and wait until all are ready. With several ranks the logs are
+        `log_path` with `-0`, `-1`, … before its suffix.
+
+        `devices[r]` is the core, or CUDA device, that rank r is bound to; empty or None binds none. Raises
+        `TrainerError`, or the typed error it failed with; `ConfigError` where devices and ranks do not fit.
+        """
+        placed = check_devices(devices, ranks=ranks)
         scratch = Path(tempfile.mkdtemp(prefix="agentrl-trainer-", dir=_memory_folder()))
         endpoint = f"ipc://{scratch}/socket"
-        settings = scratch / "config.json"
-        # Only what was set: a dump with every default would read back as options set without effect.
-        settings.write_text(config.model_dump_json(exclude_unset=True))
-        command = [
-            sys.executable,
-            "-m",
-            "agentrl.train.worker",
-            "--connect",
-            endpoint,
-            "--config",
-            str(settings),
-        ]
-        command += ["--model", str(model_dir), "--publish-dir", str(scratch / "weights")]
-        command += ["--checkpoint-dir", str(checkpoint_dir), "--parent", str(os.getpid())]
-        command += ["--scratch", str(scratch)]
-        command += ["--resume", str(resume)] if resume is not None else []
-        process = _spawn(command, log_path=log_path, threads=config.train.threads)
-        trainer = cls(process=process, log_path=log_path, scratch=scratch, endpoint=endpoint)
+        trainer = cls(scratch=scratch, endpoint=endpoint)
         try:
+            trainer._ranks = spawn_ranks(
+                config=config,
+                model_dir=model_dir,
+                checkpoint_dir=checkpoint_dir,
+                log_path=log_path,
+                resume=resume,
+                scratch=scratch,
+                endpoint=endpoint,
+                devices=placed,
+                on_end=trainer._note_end,
+            )
             trainer.ready = await trainer._receive(TrainerReady, doing="starting", timeout_s=timeout_s)
         except BaseException:
             await trainer.close(timeout_s=0)
@@ -107,7 +104,18 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Rank 0's."""
+        return self._ranks[0].pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Every rank's, in order."""
+        return tuple(process.pid for process in self._ranks)
+
+    @property
+    def log_path(self) -> Path:
+        """Rank 0's log."""
+        return self._ranks[0].log_path
 
     @property
     def publish_dir(self) -> Path:
@@ -115,7 +123,7 @@ class TrainerProcess:
         return self._scratch / "weights"
 
     async def train(self, batch: Batch, *, timeout_s: float) -> StepResult:
-        """Train `batch`. Raises `TrainerError`."""
+        """Train `batch` on all ranks. Raises `TrainerError`."""
         return await self._call(batch, StepResult, doing=f"training step {batch.step}", timeout_s=timeout_s)
 
     async def publish(self, version: int, *, timeout_s: float) -> WeightManifest:
@@ -128,20 +136,35 @@ class TrainerProcess:
         request = Save(step=step, state=state, score=score)
         return await self._call(request, Saved, doing=f"saving step {step}", timeout_s=timeout_s)
 
+    async def wait_ended(self) -> TrainerError:
+        """Wait until any rank's process ends, however long; why it did. A call in flight reports first.
+
+        For a watch beside the calls, to be cancelled before `close`; otherwise that is what it tells of.
+        """
+        await self._ended.wait()
+        async with self._one_at_a_time:
+            if self._closing:
+                return TrainerError("the trainer was closed while it was watched", where="wait_ended")
+            error = await self._first_cause("between two calls") if not self._broken else None
+        if isinstance(error, TrainerError):
+            return error
+        return self._broken_before(error.what if error else self._broken, where="wait_ended")
+
     async def close(self, *, timeout_s: float = 10.0) -> None:
-        """End the trainer: asked first, killed with its whole group after `timeout_s`. May be called
+        """End the trainer: asked first, each rank killed with its whole group after `timeout_s`. May be called
         again."""
         if self._socket.closed:
             return
+        self._closing = True
         if timeout_s > 0 and not self._broken and not self._ended.is_set():
             with suppress(zmq.ZMQError, TimeoutError):
-                await asyncio.wait_for(self._socket.send_multipart(encode(Shutdown())), timeout_s)
-                await asyncio.wait_for(self._ended.wait(), timeout_s)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=10)
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+                async with asyncio.timeout(timeout_s):
+                    await self._socket.send_multipart(encode(Shutdown()))
+                    for process in self._ranks:
+                        await process.ended.wait()
+        for process in self._ranks:
+            process.kill()
+        self._ended.set()
         self._socket.close()
         self._context.term()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -152,7 +175,7 @@ class TrainerProcess:
     async def _call(self, request: ToTrainer, kind: type[Answer], *, doing: str, timeout_s: float) -> Answer:
         async with self._one_at_a_time:
             if self._broken:
-                raise TrainerError(f"the trainer failed before: {self._broken}", where=doing, remedy="resume the run")
+                raise self._broken_before(self._broken, where=doing)
             return await self._receive(kind, request, doing=doing, timeout_s=timeout_s)
 
     async def _exchange(self, request: ToTrainer | None) -> list[bytes]:
@@ -164,16 +187,19 @@ class TrainerProcess:
     async def _receive(
         self, kind: type[Answer], request: ToTrainer | None = None, *, doing: str, timeout_s: float
     ) -> Answer:
-        """The answer to what is `doing`, the process's end, or the deadline, whichever comes first."""
+        """The answer to what is `doing`, the end of any rank, or the deadline, whichever comes first."""
         receiving = asyncio.ensure_future(self._exchange(request))
         ending = asyncio.ensure_future(self._ended.wait())
         try:
             await asyncio.wait({receiving, ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if ending.done() and not receiving.done():  # a failing trainer's last words may still be on their way
                 await asyncio.wait({receiving}, timeout=_LAST_WORDS_S)
-            if not receiving.done():
-                raise self._fail(doing, timeout_s)
-            answer = decode_from_trainer(receiving.result())
+            if receiving.done():
+                answer = decode_from_trainer(receiving.result())
+            elif ending.done():
+                raise await self._first_cause(doing)
+            else:
+                raise self._ranks[0].error(f"the trainer gave no answer within {timeout_s:g} s", doing=doing)
         except BaseException as error:
             self._broken = self._broken or str(getattr(error, "what", "")) or f"{doing} was interrupted"
             raise
@@ -185,75 +211,46 @@ class TrainerProcess:
     def _checked(self, answer: FromTrainer, kind: type[Answer], doing: str) -> Answer:
         if isinstance(answer, TrainerFailed):
             self._broken = answer.what
-            raise _typed(answer, doing, self.log_path)
+            raise typed_failure(answer, doing=doing, log_path=self.log_path)
         if not isinstance(answer, kind):
             self._broken = f"answered {type(answer).__name__}"
             raise TrainerError(f"the trainer answered {type(answer).__name__}, not {kind.__name__}", where=doing)
         return answer
 
-    def _fail(self, doing: str, timeout_s: float) -> TrainerError:
-        if self._ended.is_set():
-            code = self._process.wait(timeout=10)
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            what = f"the trainer's process {how}"
-        else:
-            what = f"the trainer gave no answer within {timeout_s:g} s"
-        tail = _tail(self.log_path)
-        return TrainerError(
-            what + (f"; the end of its log:\n{tail}" if tail else ""),
-            where=f"{doing} (pid {self.pid}, log {self.log_path})",
-            remedy="read the log, then continue the run with --resume",
-        )
+    # --- the end of a rank
+    # -------------------------------------------------------------------------------------------------
 
-    def _note_end(self) -> None:
+    def _note_end(self, process: RankProcess) -> None:
+        self._gone.append(process)
         self._ended.set()
-        asyncio.get_running_loop().remove_reader(self._pidfd)
+
+    async def _first_cause(self, doing: str) -> AgentRLError:
+        """Why the trainer ended: the first rank's end that was not the consequence of another's. Such a one may be
+        seen a moment before its cause, so the others are waited for, shortly."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_CAUSE_S):
+                while all(process.code == PEER_LOST for process in self._gone):
+                    left = [process for process in self._ranks if not process.ended.is_set()]
+                    if not left:
+                        break
+                    await _any_end(left)
+        causes = [process for process in self._gone if process.code != PEER_LOST]
+        return (causes or self._gone)[0].failure(doing)
+
+    @staticmethod
+    def _broken_before(why: str, *, where: str) -> TrainerError:
+        return TrainerError(f"the trainer failed before: {why}", where=where, remedy=REMEDY)
+
+
+async def _any_end(processes: Sequence[RankProcess]) -> None:
+    waits = [asyncio.ensure_future(process.ended.wait()) for process in processes]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _memory_folder() -> str | None:
     """Published weights belong in memory; the system's temporary folder where there is no shared memory."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-def _spawn(command: list[str], *, log_path: Path, threads: int) -> subprocess.Popen[bytes]:
-    """The child, in its own session (Ctrl-C is the orchestrator's to handle), its output appended to the
-    log."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with log_path.open("ab") as log:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environment(threads),
-            start_new_session=True,
-        )
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """The child's environment: ours, with as many threads as configured and no reach to a model hub."""
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-def _tail(path: Path) -> str:
-    with suppress(OSError):
-        lines = path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join(line[:_LOG_LINE_CHARS] for line in lines)
-    return ""
-
-
-def _typed(failure: TrainerFailed, doing: str, log_path: Path) -> AgentRLError:
-    """The error as itself where it is one of ours (a full disk, a malformed batch), else a `TrainerError`."""
-    found = getattr(errors, failure.kind, None)
-    if isinstance(found, type) and issubclass(found, AgentRLError):
-        return found(failure.what, where=failure.where, remedy=failure.remedy)
-    return TrainerError(
-        f"the trainer failed: {failure.what}\n{failure.traceback}",
-        where=f"{doing} (log {log_path})",
-        remedy=failure.remedy or "read the log, then continue the run with --resume",
-    )

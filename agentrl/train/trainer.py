@@ -1,6 +1,9 @@
 """The trainer: weights, optimizer and counters, and what one batch does to them. Needs no process of its own.
 
-    batch → check → π_old of later updates → for each update: gradient → clip → step (or skip) → StepResult
+    batch → check → share out ─▶ π_old of later updates → each update: gradient → clip → step (or skip) ─▶ StepResult
+                                 └─────────────── on every rank, each with its share ────────────────┘
+
+With several ranks (`agentrl.train.ranks`) only rank 0 is asked: for batches, weights and checkpoints.
 
 It sees token rows with per-token streams and knows no algorithm: reinforcement learning, distillation, their
 mixture and supervised warm-up differ in who filled the streams.
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -23,6 +27,7 @@ from agentrl.train import checkpoint as checkpoints
 from agentrl.train.logprobs import check_head
 from agentrl.train.packing import MicroBatch, check_batch, pack
 from agentrl.train.publish import publish_weights
+from agentrl.train.ranks import Alone, Ranks, check_same_weights, share_out, takes_part
 from agentrl.train.update import (
     Gradient,
     Objective,
@@ -46,7 +51,7 @@ class TrainerState:
 
 @dataclass(slots=True)
 class _StepLog:
-    """What the updates of one batch added up to."""
+    """What the updates of one batch added up to. `records[i]` belongs to sequence i of this rank's share."""
 
     gradients: list[Gradient] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -67,11 +72,13 @@ class Trainer:
         checkpoint: CheckpointConfig,
         checkpoint_folder: Path,
         publish_folder: Path,
+        ranks: Ranks | None = None,
     ) -> None:
         """`model` is trained in place; tokenizer files for the checkpoints come from `model_folder`."""
         self.model = model.eval()  # no dropout: the server samples without it
         self.config = config
         self.state = TrainerState()
+        self._ranks = ranks or Alone()
         self._checkpoint_config = checkpoint
         self._checkpoint_folder = checkpoint_folder
         self._model_folder = model_folder
@@ -90,10 +97,12 @@ class Trainer:
         checkpoint_folder: Path,
         publish_folder: Path,
         resume: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> Trainer:
-        """A trainer of the model at `model_folder`, or of the checkpoint at `resume`.
+        """A trainer of the model at `model_folder`, or of the checkpoint at `resume`; on every rank the same.
 
-        Raises `ConfigError` (no such model), `RunFolderError` (torn checkpoint).
+        Raises `ConfigError` (no such model), `RunFolderError` (torn checkpoint), `TrainerError` (the ranks found
+        different weights).
         """
         found = checkpoints.read_checkpoint(resume) if resume is not None else None
         trainer = cls(
@@ -103,10 +112,12 @@ class Trainer:
             checkpoint=checkpoint,
             checkpoint_folder=checkpoint_folder,
             publish_folder=publish_folder,
+            ranks=ranks,
         )
         check_head(trainer.model)
         if found is not None:
             trainer._restore(found)
+        check_same_weights(trainer._ranks, trainer._parameters)
         return trainer
 
     @property
@@ -118,50 +129,76 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------
 
     def train(self, batch: Batch) -> StepResult:
-        """Take `batch.updates` optimizer steps. Raises `RecordError` for a malformed batch, before anything
-        changes."""
+        """Take `batch.updates` optimizer steps, on all ranks; rank 0's to call. Raises `RecordError` for a malformed
+        batch, before anything changes."""
         check_batch(batch)
         started = time.monotonic()
-        old = self._old_logprobs(batch)
-        done = _StepLog()
-        for update in range(batch.updates):
-            self._update(batch, update=update, old=old, done=done)
-        self.state.step = batch.step
-        metrics = self._metrics(batch, done)
+        rows = [i for i, s in enumerate(batch.sequences) if takes_part(s)]
+        shares = share_out(
+            [len(batch.sequences[i].token_ids) for i in rows],
+            [batch.sequences[i].update for i in rows],
+            ranks=self._ranks.size,
+        )
+        shares = [[rows[k] for k in share] for share in shares]
+        done = self._train_share(self._ranks.hand_out([_part(batch, share) for share in shares]))
+        records = {
+            share[k]: record
+            for share, found in zip(shares, self._ranks.collect(done.records), strict=True)
+            for k, record in found.items()
+        }
+        metrics = self._metrics(done, [records[i] for i in sorted(records)])
         metrics["time/train_s"] = time.monotonic() - started
         return StepResult(
             step=batch.step,
             updates=batch.updates - done.skipped,
             metrics=metrics,
-            sequences=tuple(_trained(s, done.records.get(i)) for i, s in enumerate(batch.sequences)),
+            sequences=tuple(_trained(s, records.get(i)) for i, s in enumerate(batch.sequences)),
         )
 
-    def _old_logprobs(self, batch: Batch) -> dict[int, torch.Tensor]:
-        """π_old of the sequences whose update is not the first, before the first step. The first update's
-        π_old is its
-        own forward pass; bypass mode has none."""
-        later = [i for i, s in enumerate(batch.sequences) if s.update > 0 and _takes_part(s)]
+    def follow(self) -> None:
+        """Train what rank 0 hands out until it hands out nothing more; what every other rank does."""
+        while (share := self._next_share()) is not None:
+            self._ranks.collect(self._train_share(share).records)
+
+    def dismiss(self) -> None:
+        """Let the other ranks' `follow` return; rank 0's to call, once."""
+        self._ranks.hand_out([None] * self._ranks.size)
+
+    def _next_share(self) -> Batch | None:
+        return self._ranks.hand_out(None)
+
+    def _train_share(self, share: Batch) -> _StepLog:
+        old = self._old_logprobs(share)
+        done = _StepLog()
+        for update in range(share.updates):
+            self._update(share, update=update, old=old, done=done)
+        self.state.step = share.step
+        check_same_weights(self._ranks, self._parameters)
+        return done
+
+    def _old_logprobs(self, share: Batch) -> dict[int, torch.Tensor]:
+        """π_old of the sequences whose update is not the first, before the first step. The first update's π_old is
+        its own forward pass; bypass mode has none."""
+        later = [i for i, s in enumerate(share.sequences) if s.update > 0]
         if self.config.loss.mode == "bypass" or not later:
             return {}
-        micro_batches = self._pack([batch.sequences[i] for i in later])
-        found = old_logprobs(self.model, micro_batches, temperature=batch.temperature, dtype=self._dtype)
+        micro_batches = self._pack([share.sequences[i] for i in later])
+        found = old_logprobs(self.model, micro_batches, temperature=share.temperature, dtype=self._dtype)
         return {later[row]: logprobs for row, logprobs in found.items()}
 
-    def _update(self, batch: Batch, *, update: int, old: dict[int, torch.Tensor], done: _StepLog) -> None:
-        rows = [i for i, s in enumerate(batch.sequences) if s.update == update and _takes_part(s)]
-        if not rows:
-            done.skipped += 1
-            return
+    def _update(self, share: Batch, *, update: int, old: dict[int, torch.Tensor], done: _StepLog) -> None:
+        rows = [i for i, s in enumerate(share.sequences) if s.update == update]
         gradient = compute_gradient(
             self.model,
-            self._pack([batch.sequences[i] for i in rows]),
+            self._pack([share.sequences[i] for i in rows]),
             Objective(
                 loss=self.config.loss,
                 correction=self.config.correction,
-                temperature=batch.temperature,
+                temperature=share.temperature,
                 old={k: old[i] for k, i in enumerate(rows) if i in old},
                 dtype=self._dtype,
             ),
+            ranks=self._ranks,
         )
         done.records.update({rows[k]: record for k, record in gradient.records.items()})
         done.gradients.append(gradient)
@@ -189,8 +226,8 @@ class Trainer:
         budget = self.config.tokens_per_microbatch
         return pack(sequences, tokens_per_microbatch=budget, device=self.model.device)
 
-    def _metrics(self, batch: Batch, done: _StepLog) -> dict[str, float]:
-        """Public names → figures. A stream's loss is there only where it had tokens in the batch."""
+    def _metrics(self, done: _StepLog, records: list[RowRecord]) -> dict[str, float]:
+        """Public names → figures, of all ranks. A stream's loss is there only where it had tokens in the batch."""
         metrics = {
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "grad_norm": float(np.mean(done.norms)) if done.norms else 0.0,
@@ -207,7 +244,7 @@ class Trainer:
         )
         sampled = [(g.counts.policy + g.counts.divergence, g) for g in done.gradients]
         metrics |= _weighted("loss/clip_fraction", [(g.clipped / max(n, 1), n) for n, g in sampled])
-        measured = correction_metrics(list(done.records.values()), self.config.correction)
+        measured = correction_metrics(records, self.config.correction)
         return metrics | {f"correction/{name}": value for name, value in measured.items()}
 
     # --- weights and checkpoints
@@ -268,10 +305,9 @@ def _adamw(parameters: list[torch.nn.Parameter], config: OptimizerConfig) -> tor
     return torch.optim.AdamW(parameters, fused=True, **_adamw_settings(config))
 
 
-def _takes_part(sequence: TrainSequence) -> bool:
-    """True where any stream takes in any of the sequence's tokens."""
-    streams = (sequence.pg_mask, sequence.ce_weights, sequence.teacher_weights)
-    return any(stream is not None and bool((stream != 0).any()) for stream in streams)
+def _part(batch: Batch, rows: list[int]) -> Batch:
+    """The batch with these of its sequences."""
+    return msgspec.structs.replace(batch, sequences=tuple(batch.sequences[i] for i in rows))
 
 
 def _weighted(name: str, values: list[tuple[float, int]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One optimizer step's gradient over micro-batches, exact under any packing."""
+"""One optimizer step's gradient over micro-batches and ranks, exact under any packing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from agentrl.train.correction import Correction, correct
 from agentrl.train.logprobs import token_logprobs
 from agentrl.train.losses import Counts, StreamLosses, stream_losses
 from agentrl.train.packing import MicroBatch, pad_rows
+from agentrl.train.ranks import Alone, Ranks, sum_gradients, sum_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The update's gradient lies in the parameters; here is what went into it.
+    """The update's gradient lies in the parameters; here is what went into it, on all ranks together.
 
-    `*_loss` are normalised by `counts`. `records[i]` belongs to sequence i of the update. `entropy_sum` is
-    over `loss_tokens`, the tokens of any stream's denominator (each once).
+    `*_loss` are normalised by `counts`. `records[i]` belongs to sequence i of what *this* rank was given of the
+    update. `entropy_sum` is over `loss_tokens`, the tokens of any stream's denominator (each once).
     """
 
     counts: Counts
@@ -79,24 +80,28 @@ def old_logprobs(
     return found
 
 
-def compute_gradient(model: PreTrainedModel, micro_batches: Sequence[MicroBatch], objective: Objective) -> Gradient:
-    """Set every parameter's `.grad` to the gradient of the update's loss.
+def compute_gradient(
+    model: PreTrainedModel, micro_batches: Sequence[MicroBatch], objective: Objective, *, ranks: Ranks | None = None
+) -> Gradient:
+    """Set every parameter's `.grad` to the gradient of the update's loss; `micro_batches` are this rank's, maybe none.
 
     `objective.old` holds π_old per row; a row that is absent takes the current weights' own (the batch's
     first update). Rejection and non-finite tokens shrink a denominator only once the forward pass has shown
     them. The pass starts from the counts without them; where they differ afterwards the gradient is scaled,
     which is exact for a single stream, and with several streams the pass is made again with the true counts.
+    Both counts are those of all ranks, so that every rank decides alike.
     """
-    expected = _counts_before_correction(micro_batches)
-    found = _accumulate(model, micro_batches, objective, counts=expected)
-    if found.counts == expected:
-        return found
-    if expected.streams > 1:
-        return _accumulate(model, micro_batches, objective, counts=found.counts)
-    before, after = (c.policy + c.cross_entropy + c.divergence for c in (expected, found.counts))
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(before / max(after, 1))
+    ranks = ranks or Alone()
+    expected = _sum_counts(ranks, _counts_before_correction(micro_batches))
+    found = _accumulate(model, micro_batches, objective, counts=expected, ranks=ranks)
+    if found.counts != expected and expected.streams > 1:
+        found = _accumulate(model, micro_batches, objective, counts=found.counts, ranks=ranks)
+    elif found.counts != expected:
+        before, after = (c.policy + c.cross_entropy + c.divergence for c in (expected, found.counts))
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(before / max(after, 1))
+    sum_gradients(ranks, list(model.parameters()))
     return found
 
 
@@ -112,8 +117,18 @@ def _counts_before_correction(micro_batches: Sequence[MicroBatch]) -> Counts:
     return counts
 
 
+def _sum_counts(ranks: Ranks, own: Counts) -> Counts:
+    policy, cross_entropy, divergence = sum_numbers(ranks, [own.policy, own.cross_entropy, own.divergence])
+    return Counts(policy=int(policy), cross_entropy=int(cross_entropy), divergence=int(divergence))
+
+
 def _accumulate(
-    model: PreTrainedModel, micro_batches: Sequence[MicroBatch], objective: Objective, *, counts: Counts
+    model: PreTrainedModel,
+    micro_batches: Sequence[MicroBatch],
+    objective: Objective,
+    *,
+    counts: Counts,
+    ranks: Ranks,
 ) -> Gradient:
     for parameter in model.parameters():
         parameter.grad = None
@@ -149,17 +164,42 @@ def _accumulate(
         entropy_sum += float(out.entropy[in_loss].sum())
         loss_tokens += int(in_loss.sum())
         _record(records, micro=micro, reference=reference, corrected=corrected)
-    own = sum((part.counts for part in parts), Counts())
+    return _summed(parts, records, entropy_sum=entropy_sum, loss_tokens=loss_tokens, ranks=ranks)
+
+
+def _summed(
+    parts: Sequence[StreamLosses],
+    records: dict[int, RowRecord],
+    *,
+    entropy_sum: float,
+    loss_tokens: int,
+    ranks: Ranks,
+) -> Gradient:
+    """The parts of every rank together."""
+    counts = _sum_counts(ranks, sum((part.counts for part in parts), Counts()))
+    policy, cross_entropy, divergence, reverse_kl, clipped, contributing, entropy, tokens = sum_numbers(
+        ranks,
+        [
+            sum(part.policy_sum for part in parts),
+            sum(part.cross_entropy_sum for part in parts),
+            sum(part.divergence_sum for part in parts),
+            sum(part.reverse_kl_sum for part in parts),
+            sum(part.clipped for part in parts),
+            sum(part.contributing for part in parts),
+            entropy_sum,
+            loss_tokens,
+        ],
+    )
     return Gradient(
-        counts=own,
-        policy_loss=sum(p.policy_sum for p in parts) / max(own.policy, 1),
-        cross_entropy_loss=sum(p.cross_entropy_sum for p in parts) / max(own.cross_entropy, 1),
-        divergence_loss=sum(p.divergence_sum for p in parts) / max(own.divergence, 1),
-        reverse_kl=sum(p.reverse_kl_sum for p in parts) / max(own.divergence, 1),
-        clipped=sum(p.clipped for p in parts),
-        contributing=sum(p.contributing for p in parts),
-        entropy_sum=entropy_sum,
-        loss_tokens=loss_tokens,
+        counts=counts,
+        policy_loss=policy / max(counts.policy, 1),
+        cross_entropy_loss=cross_entropy / max(counts.cross_entropy, 1),
+        divergence_loss=divergence / max(counts.divergence, 1),
+        reverse_kl=reverse_kl / max(counts.divergence, 1),
+        clipped=int(clipped),
+        contributing=int(contributing),
+        entropy_sum=entropy,
+        loss_tokens=int(tokens),
         records=records,
     )
 

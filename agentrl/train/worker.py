@@ -1,9 +1,11 @@
-"""The trainer's process: `python -m agentrl.train.worker --connect ipc://… --config FILE --model DIR …`.
+"""A rank of the trainer: `python -m agentrl.train.worker --connect ipc://… --config FILE --model DIR …`.
 
-Life: load → TrainerReady → (one request → one answer)* → Shutdown, or the first error → TrainerFailed and
-exit 1, or the parent's death → exit at once. Requests are served one at a time by one thread; a second thread
-does nothing but wait for the parent's end, because a training step may last minutes and must not outlive a
-run.
+Life of rank 0: load → TrainerReady → (one request → one answer)* → Shutdown, or the first error → TrainerFailed and
+exit 1. The other ranks load and follow rank 0; one that fails leaves its error in a file. A rank that loses another
+exits with `PEER_LOST`, and every rank exits at once when its parent ends.
+
+Requests are served one at a time by one thread; a second thread does nothing but wait for the parent's end, because a
+training step may last minutes and must not outlive a run.
 """
 
 from __future__ import annotations
@@ -19,26 +21,29 @@ import threading
 import tomllib
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import zmq
 
 from agentrl.config import RunConfig
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.train.processes import PARENT_GONE, PEER_LOST
+from agentrl.train.ranks import Alone, PeerLostError, ProcessRanks, Ranks
 from agentrl.train.trainer import Trainer
 from agentrl.wire import Batch, FromTrainer, Publish, Save, Shutdown, ToTrainer, TrainerFailed, TrainerReady
 from agentrl.wire.codec import decode_to_trainer, encode
 
-PARENT_GONE = 70
-"""Exit code of a worker whose parent ended."""
 _LINGER_MS = 5_000
 _POLL_MS = 1_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until Shutdown; the exit code."""
+    """Serve, or follow, until told to end; the exit code."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     end_with_parent(options.parent or os.getppid(), scratch=options.scratch)
+    if options.rank > 0:
+        return _follow(options)
     context = zmq.Context()
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.linger = _LINGER_MS
@@ -52,14 +57,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentrl.train.worker", description="The trainer's process.")
-    parser.add_argument("--connect", required=True, help="ZeroMQ endpoint of the orchestrator")
+    parser.add_argument("--connect", help="ZeroMQ endpoint of the orchestrator; rank 0's alone")
     parser.add_argument("--config", required=True, type=Path, help="the run's configuration, TOML or JSON")
     parser.add_argument("--model", required=True, type=Path, help="model folder (Hugging Face format)")
     parser.add_argument("--publish-dir", required=True, type=Path, help="where weights are published")
     parser.add_argument("--checkpoint-dir", type=Path, help="where checkpoints go; default: RUN_DIR/checkpoints")
     parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
     parser.add_argument("--parent", type=int, help="process whose end ends this one; default: the parent")
-    parser.add_argument("--scratch", type=Path, help="folder that is removed where the parent ended first")
+    parser.add_argument(
+        "--scratch", required=True, type=Path, help="where ranks meet; removed where the parent ended first"
+    )
+    parser.add_argument("--rank", type=int, default=0, help="this process among the trainer's ranks")
+    parser.add_argument("--ranks", type=int, default=1, help="how many there are")
+    parser.add_argument("--device", type=int, help="core, or CUDA device, to be bound to")
+    parser.add_argument("--failure", type=Path, help="where a rank other than 0 leaves its error")
     return parser
 
 
@@ -109,9 +120,26 @@ def _serve(socket: zmq.Socket[bytes], options: argparse.Namespace) -> int:
         socket.send_multipart(encode(ready))
         while not isinstance(request := _receive(socket), Shutdown):
             socket.send_multipart(encode(_answer(trainer, request)))
+        trainer.dismiss()
+    except PeerLostError:
+        traceback.print_exc()
+        return PEER_LOST
     except Exception as error:
         traceback.print_exc()
         socket.send_multipart(encode(_failure(error)))
+        return 1
+    return 0
+
+
+def _follow(options: argparse.Namespace) -> int:
+    try:
+        _load(options).follow()
+    except PeerLostError:
+        traceback.print_exc()
+        return PEER_LOST
+    except Exception as error:
+        traceback.print_exc()
+        options.failure.write_bytes(b"".join(encode(_failure(error))))
         return 1
     return 0
 
@@ -120,7 +148,8 @@ def _load(options: argparse.Namespace) -> Trainer:
     import torch
 
     config = load_config(options.config)
-    torch.set_num_threads(config.train.threads)
+    bind_to_device(options.device, rank=options.rank, ranks=options.ranks)
+    torch.set_num_threads(min(config.train.threads, len(os.sched_getaffinity(0))))
     torch.manual_seed(config.seed)
     return Trainer.load(
         model_folder=options.model,
@@ -129,7 +158,43 @@ def _load(options: argparse.Namespace) -> Trainer:
         checkpoint_folder=options.checkpoint_dir or config.run_dir / "checkpoints",
         publish_folder=options.publish_dir,
         resume=options.resume,
+        ranks=_meet(options, deadline_s=config.train.step_timeout_s),
     )
+
+
+def _meet(options: argparse.Namespace, *, deadline_s: float) -> Ranks:
+    if options.ranks == 1:
+        return Alone()
+    return ProcessRanks(
+        rank=options.rank, size=options.ranks, meeting_file=options.scratch / "ranks", timeout_s=deadline_s
+    )
+
+
+def bind_to_device(device: int | None, *, rank: int, ranks: int) -> None:
+    """Bind this process to a core, or to a CUDA device where there are any; there several ranks that were given none
+    take one each. Raises `ConfigError` where there is no such device."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = rank if device is None and ranks > 1 else device
+        if device is not None and device >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {rank} has no CUDA device {device}: there are {torch.cuda.device_count()}",
+                where="placement",
+                remedy="lower placement.ranks, or name other placement.devices",
+            )
+        if device is not None:
+            torch.cuda.set_device(device)
+    elif device is not None:
+        try:
+            for thread in os.listdir("/proc/self/task"):  # those that the imports have started, too
+                os.sched_setaffinity(int(thread), {device})
+        except OSError as error:
+            raise ConfigError(
+                f"rank {rank} cannot be bound to core {device} ({error.strerror})",
+                where="placement",
+                remedy="name other placement.devices, or placement.pin=false",
+            ) from error
 
 
 def _receive(socket: zmq.Socket[bytes]) -> ToTrainer:
@@ -162,5 +227,12 @@ def _failure(error: Exception) -> TrainerFailed:
     )
 
 
+def _leave(code: int) -> NoReturn:
+    """End without the interpreter's farewell, in which a broken process group aborts and hides the exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())
