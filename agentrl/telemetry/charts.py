@@ -1,39 +1,25 @@
-"""The report's plots as plain data for charts.js: traces with an x for either axis, colours by name.
-
-A chart is `{"id", "title", "caption", "y", "traces", "axis", …}`. A trace's `x` is `{"step": […], "minutes":
-[…]}`; the page's switch chooses. Colours are names (`"@train"`) of the style sheet's variables, so that dark
-and light have their own. A chart whose metrics no run has carries no traces but a `missing` note.
-"""
+"""The report's plots, in reading order: learning, episodes, time, correction. `chart_parts` says what a plot is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from agentrl.telemetry.chart_parts import Chart, Line, interval_band, lines, make_chart, there_and_back, traced, x_of
 from agentrl.telemetry.live_state import agent_share
-from agentrl.telemetry.metrics import MetricsRow
 from agentrl.telemetry.run_data import SPLITS, RunData, SolvePoint
+from agentrl.telemetry.schedule_charts import concurrency, effective_tokens, learning_by_device_hours, throughput
 
-Chart = dict[str, Any]
 _DASHES = {"train": "dot", "fresh": "solid", "unseen": "dash"}
 _PHASES = ("generate", "tool", "score", "train", "deliver")
-_LINE_DASHES = ("solid", "dot", "dash", "dashdot")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One metric of a line plot: its public name and what the legend calls it."""
-
-    metric: str
-    label: str
 
 
 def all_charts(runs: Sequence[RunData]) -> list[Chart]:
     """Every chart of the report, in reading order."""
     return [
         learning(runs),
-        _lines(
+        learning_by_device_hours(runs),
+        lines(
             runs,
             "episodes",
             "Episodes",
@@ -42,16 +28,49 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
         ),
         concurrency(runs),
         throughput(runs),
+        lines(
+            runs,
+            "tokens",
+            "Tokens per device and minute",
+            "Of the trajectories that a step consumed, each once, over the whole step: training and delivery included.",
+            (
+                Line("throughput/tokens_per_device_minute", "all"),
+                Line("throughput/environment_tokens_per_device_minute", "environment's"),
+                Line("throughput/agent_tokens_per_device_minute", "agent's"),
+            ),
+        )
+        | {"y_format": ",.0f"},
         phases(runs),
         agent_tokens(runs),
-        _lines(
+        effective_tokens(runs),
+        lines(
+            runs,
+            "kv",
+            "KV room in use",
+            "Share of the policy servers' KV cache that is in use, mean over servers and the step's time.",
+            (Line("kv/used_fraction_mean", "in use"),),
+            percent=True,
+        ),
+        lines(
+            runs,
+            "fairness",
+            "Slow tasks' share of training",
+            "Share of the slowest quarter among trained groups ÷ their share among all that could have been trained.",
+            (Line("fairness/slow_share_ratio", "trained share ÷ share"),),
+        ),
+        lines(
             runs,
             "staleness",
             "Staleness",
-            "Policy version at the batch's first update minus the version that sampled the token.",
-            (Line("staleness/mean", "mean"), Line("staleness/max", "max")),
+            "Versions behind at the batch's first update: over its tokens; of the oldest, in flight and in the queue.",
+            (
+                Line("staleness/mean", "mean"),
+                Line("staleness/max", "max"),
+                Line("staleness/in_flight", "in flight"),
+                Line("staleness/in_queue", "in queue"),
+            ),
         ),
-        _lines(
+        lines(
             runs,
             "ess",
             "Effective sample size",
@@ -59,45 +78,52 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
             (Line("correction/ess", "ess"),),
             bounds=[0, 1.05],
         ),
-        _lines(
+        lines(
             runs,
             "masked",
             "Tokens touched by correction",
             "Shares of agent tokens (or sequences) whose weight was clamped or set to zero.",
             (
+                Line("correction/affected_token_fraction", "affected"),
                 Line("correction/clamped_fraction", "clamped"),
                 Line("correction/masked_token_fraction", "masked tokens"),
                 Line("correction/masked_sequence_fraction", "masked sequences"),
             ),
             percent=True,
         ),
-        _lines(
+        lines(
             runs,
             "kl",
             "Policy server against trainer",
             "kl = mean of log π_rollout − log π_train on agent tokens; k3_kl is its positive estimator.",
             (Line("correction/kl", "kl"), Line("correction/k3_kl", "k3_kl")),
         ),
-        _lines(
+        lines(
             runs,
             "entropy",
             "Entropy",
             "Mean entropy of the policy on agent tokens, in nats.",
             (Line("entropy", "entropy"),),
         ),
-        _lines(
+        lines(
             runs,
             "update",
             "Gradient norm",
             "Global norm before clipping, mean over the step's updates.",
             (Line("grad_norm", "gradient norm"),),
         ),
-        _lines(
+        lines(
             runs,
             "idle",
             "Idle shares",
-            "Share of wall time in which the trainer or the policy servers waited.",
-            (Line("idle/trainer_fraction", "trainer"), Line("idle/inference_fraction", "inference")),
+            "Share of a step's time without work: trainer, policy servers (no request), devices (neither), and devices "
+            "outside the tail in which nothing is left to start.",
+            (
+                Line("idle/trainer_fraction", "trainer"),
+                Line("idle/inference_fraction", "inference"),
+                Line("idle/device_fraction", "devices"),
+                Line("idle/outside_tail_fraction", "outside the tail"),
+            ),
             percent=True,
         ),
     ]
@@ -111,7 +137,7 @@ def learning(runs: Sequence[RunData]) -> Chart:
             points = run.solve(split)
             if points:
                 traces += _learning_traces(runs, index, split, points)
-    return _chart(
+    return make_chart(
         "learning",
         "Learning curve",
         "Solve rate by split with 95 % intervals: an evaluation's own; for training "
@@ -151,58 +177,16 @@ def _learning_traces(
     if not known or not (single or sparse):
         # Bands of several runs' noisy training curves would only cover each other.
         return [line]
-    there_and_back = [*known, *reversed(known)]
-    lows = [p.interval.low for p in reversed(known) if p.interval]
-    band = {
-        "x": {"step": [p.step for p in there_and_back], "minutes": [p.minutes for p in there_and_back]},
-        "y": [p.interval.high for p in known if p.interval] + lows,
-        "fill": "toself",
-        "fillcolor": f"{colour}/{0.16 if sparse else 0.09}",
-        "mode": "lines",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": name,
-        "name": name,
+    band = interval_band(known, colour, 0.16 if sparse else 0.09, name)
+    band["x"] = {
+        "step": there_and_back([p.step for p in known]),
+        "minutes": there_and_back([p.minutes for p in known]),
     }
     return [band, line]
 
 
 def _interval_text(point: SolvePoint) -> str:
     return "" if point.interval is None else f"({point.interval.low:.1%} to {point.interval.high:.1%})"
-
-
-def concurrency(runs: Sequence[RunData]) -> Chart:
-    """Rollouts in progress over time."""
-    lines = (Line("concurrency/mean", "concurrency"),)
-    return _lines(runs, "concurrency", "Concurrency over time", "Trajectories in progress, mean over each step.", lines)
-
-
-def throughput(runs: Sequence[RunData]) -> Chart:
-    """Concurrency against tokens per device and minute, one point per step."""
-    traces = []
-    for index, run in enumerate(runs):
-        rows = [row for row, _ in run.series("concurrency/mean") if "throughput/tokens_per_device_minute" in row.values]
-        if rows:
-            traces.append(
-                {
-                    "name": run.name,
-                    "x": [row.values["concurrency/mean"] for row in rows],
-                    "y": [row.values["throughput/tokens_per_device_minute"] for row in rows],
-                    "text": [f"step {row.step}" for row in rows],
-                    "mode": "markers",
-                    "marker": {"color": f"@c{index % 8}", "size": 8, "opacity": 0.75},
-                    "hovertemplate": "%{text}: %{x:.1f} in progress, %{y:,.0f} tokens<extra></extra>",
-                }
-            )
-    chart = _chart(
-        "throughput",
-        "Concurrency and throughput",
-        "One point per step: trajectories in progress against tokens per device and minute.",
-        traces,
-        "no concurrency/mean together with throughput/tokens_per_device_minute",
-    )
-    return chart | {"axis": "none", "x_title": "trajectories in progress", "y_title": "tokens / device / min"}
 
 
 def phases(runs: Sequence[RunData]) -> Chart:
@@ -215,100 +199,28 @@ def phases(runs: Sequence[RunData]) -> Chart:
         trace: dict[str, Any] = {"type": "bar", "name": phase, "marker": {"color": f"@phase-{phase}"}}
         if len(runs) == 1:
             series = found[0][1]
-            trace |= {"x": _x(runs[0], [row for row, _ in series]), "y": [value for _, value in series]}
+            trace |= {"x": x_of(runs[0], [row for row, _ in series]), "y": [value for _, value in series]}
         else:
             trace["x"] = [run.name for run, _ in found]
             trace["y"] = [sum(v for _, v in series) / len(series) if series else None for _, series in found]
         trace["hovertemplate"] = "%{y:.2f} s<extra>" + phase + "</extra>"
         traces.append(trace)
-    caption = "Seconds of each phase per step" + ("." if len(runs) == 1 else ", mean over each run's steps.")
-    chart = _chart("phases", "Where the time goes", caption, traces, "no time/…_s")
-    return chart | {"stacked": True, "y_title": "seconds", **({} if len(runs) == 1 else {"axis": "none"})}
+    caption = (
+        f"Seconds of each phase per step{'' if len(runs) == 1 else ', mean over steps'}. "
+        "An async schedule trains and delivers beside the rollouts, so that its phases overlap."
+    )
+    made = make_chart("phases", "Where the time goes", caption, traces, "no time/…_s")
+    return made | {"stacked": True, "y_title": "seconds", **({} if len(runs) == 1 else {"axis": "none"})}
 
 
 def agent_tokens(runs: Sequence[RunData]) -> Chart:
     """Share of recorded tokens that the agent sampled: only these are trained."""
-    return _traced(
+    return traced(
         runs,
         "agent_share",
-        "Effective-token share",
+        "Agent-token share",
         "Agent tokens over all recorded tokens. Only the agent's are trained; the rest is prompt and tool output.",
         (("agent share", lambda row: agent_share(row.values)),),
         "no tokens/agent and tokens/environment",
         percent=True,
     )
-
-
-def _lines(
-    runs: Sequence[RunData],
-    chart_id: str,
-    title: str,
-    caption: str,
-    lines: Sequence[Line],
-    *,
-    percent: bool = False,
-    bounds: list[float] | None = None,
-) -> Chart:
-    getters = tuple((line.label, _getter(line.metric)) for line in lines)
-    missing = "no " + ", ".join(line.metric for line in lines)
-    return _traced(runs, chart_id, title, caption, getters, missing, percent=percent, bounds=bounds)
-
-
-def _getter(metric: str) -> Callable[[MetricsRow], float | None]:
-    return lambda row: row.values.get(metric)
-
-
-def _traced(
-    runs: Sequence[RunData],
-    chart_id: str,
-    title: str,
-    caption: str,
-    getters: Sequence[tuple[str, Callable[[MetricsRow], float | None]]],
-    missing: str,
-    *,
-    percent: bool = False,
-    bounds: list[float] | None = None,
-) -> Chart:
-    """One trace per run and getter: coloured by run, or by getter where there is one run."""
-    traces = []
-    for index, run in enumerate(runs):
-        for number, (label, get) in enumerate(getters):
-            points = [(row, value) for row in run.metrics if (value := get(row)) is not None]
-            if points:
-                single = len(runs) == 1
-                colour = f"@c{(number if single else index) % 8}"
-                name = label if single else run.name if len(getters) == 1 else f"{run.name} · {label}"
-                dash = "solid" if single else _LINE_DASHES[number % 4]
-                traces.append(
-                    {
-                        "name": name,
-                        "x": _x(run, [row for row, _ in points]),
-                        "y": [value for _, value in points],
-                        "mode": "lines" if len(points) > 1 else "markers",
-                        "line": {"color": colour, "width": 2, "dash": dash},
-                        "marker": {"color": colour},
-                    }
-                )
-    return _chart(chart_id, title, caption, traces, missing, percent=percent, bounds=bounds)
-
-
-def _x(run: RunData, rows: Sequence[MetricsRow]) -> Mapping[str, list[Any]]:
-    return {"step": [row.step for row in rows], "minutes": [run.minutes_at(row.time) for row in rows]}
-
-
-def _chart(
-    chart_id: str,
-    title: str,
-    caption: str,
-    traces: list[dict[str, Any]],
-    missing: str,
-    *,
-    percent: bool = False,
-    tall: bool = False,
-    bounds: list[float] | None = None,
-) -> Chart:
-    chart: Chart = {"id": chart_id, "title": title, "caption": caption, "axis": "switch", "traces": traces}
-    chart |= {"percent": percent, "tall": tall, "bounds": bounds}
-    if not traces:
-        chart["missing"] = f"Not measured: {missing}."
-    return chart

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.telemetry.live_state import LiveState, alarm_text, fitting_columns, plain_line
+from agentrl.telemetry.live_state import LiveState, alarm_text, fitting_columns, load_text, plain_line
 from agentrl.wire import Event, EventKind
 
 _PHASES = {
@@ -124,7 +124,7 @@ class _Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state = self.state
-        footer = 2 + len(state.alarms) + bool(state.note)
+        footer = 2 + len(state.alarms) + bool(state.note) + bool(state.load)
         # Painting more lines than the screen has would scroll and leave copies behind.
         room = max(1, min(20, console.size.height - footer - 4))
         yield _table(state, options.max_width, room)
@@ -148,6 +148,8 @@ def _status(state: LiveState, width: int) -> RenderResult:
         yield Text(f"run {state.finished}", style=style, no_wrap=True, overflow="ellipsis")
     else:
         yield _progress(state, width)
+        if state.load:
+            yield Text(load_text(state.load), style="dim", no_wrap=True, overflow="ellipsis")
     if state.note:
         yield Text(state.note, style="dim", no_wrap=True, overflow="ellipsis")
     for alarm in state.alarms:

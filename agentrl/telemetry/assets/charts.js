@@ -20,29 +20,33 @@ agentrl.charts = (charts, switcher) => {
     return out;
   };
 
-  const layout = (chart) => {
+  // A legend of many entries takes several lines: the chart grows by them, so that they do not eat the plot.
+  const legendRows = (shown, width) => Math.ceil(shown / Math.max(1, Math.floor(width / 190)));
+
+  const layout = (chart, width) => {
+    const shown = chart.traces.filter((t) => t.showlegend !== false).length;
     const ink = variable("ink-2"), grid = variable("line");
     const shared = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, automargin: true, title: { standoff: 10 } };
     const xTitle = chart.axis === "switch" ? axis : chart.x_title || "";
     return {
-      height: chart.tall ? 400 : 270,
+      height: (chart.tall ? 400 : 270) + 19 * (legendRows(shown, width) - 1),
       margin: { l: 46, r: 14, t: 8, b: 40 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: "system-ui, sans-serif", size: 12, color: ink },
       barmode: chart.stacked ? "stack" : undefined, bargap: 0.15,
-      hovermode: chart.id === "throughput" ? "closest" : "x unified",
+      hovermode: chart.hover || "x unified",
       hoverlabel: { bgcolor: variable("surface"), bordercolor: grid, font: { color: variable("ink") } },
       legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal", font: { size: 12 } },
-      showlegend: chart.traces.filter((t) => t.showlegend !== false).length > 1,
-      xaxis: { ...shared, showgrid: false, title: { text: xTitle, standoff: 8 } },
-      yaxis: { ...shared, zeroline: false, exponentformat: "power", tickformat: chart.percent ? ".3~%" : chart.id === "throughput" ? ",.0f" : undefined, range: chart.bounds || undefined, rangemode: "tozero", title: { text: chart.y_title || "", standoff: 10 } },
+      showlegend: shown > 1,
+      xaxis: { ...shared, showgrid: false, rangemode: chart.x_from_zero ? "tozero" : undefined, title: { text: xTitle, standoff: 8 } },
+      yaxis: { ...shared, zeroline: false, exponentformat: "power", tickformat: chart.percent ? ".3~%" : chart.y_format, range: chart.bounds || undefined, rangemode: "tozero", title: { text: chart.y_title || "", standoff: 10 } },
     };
   };
 
   const draw = () => {
     for (const chart of charts) {
       const host = document.getElementById("chart-" + chart.id);
-      if (host) Plotly.react(host, chart.traces.map(trace), layout(chart), { responsive: true, displaylogo: false, displayModeBar: false });
+      if (host) Plotly.react(host, chart.traces.map(trace), layout(chart, host.clientWidth), { responsive: true, displaylogo: false, displayModeBar: false });
     }
   };
 

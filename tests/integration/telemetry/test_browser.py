@@ -76,7 +76,8 @@ def test_report_draws(report: str, dump_dom: Dump) -> None:
     dom = dump_dom(report)
     assert title(dom) == "agentrl · hostile"
     names = set(re.findall(r'class="plot js-plotly-plot" id="chart-(\w+)"', dom))
-    assert names >= {"learning", "concurrency", "throughput", "phases", "staleness", "ess", "agent_share"}
+    assert names >= {"learning", "learning_hours", "concurrency", "throughput", "tokens", "phases", "idle", "kv"}
+    assert names >= {"agent_share", "staleness", "fairness", "effective", "ess", "masked"}
     assert len(re.findall(r'<tr class="linked"', dom)) >= 60
     assert "64 trajectories" in dom
     assert "<img" not in dom.split('type="application/json"')[0]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from agentrl.telemetry.live import LiveDisplay
-from agentrl.telemetry.live_state import COLUMNS, LiveState, Row, fitting_columns, plain_line
+from agentrl.telemetry.live_state import COLUMNS, LiveState, Row, fitting_columns, load_text, plain_line
 from agentrl.wire import Event, EventKind
 
 METRICS = {
@@ -18,9 +18,15 @@ METRICS = {
     "reward/mean": 0.41,
     "tokens/agent": 2600.0,
     "tokens/environment": 7400.0,
+    "throughput/tokens_per_device_minute": 41_250.0,
+    "throughput/trajectories_per_device_hour": 1_834.0,
     "time/generate_s": 5.0,
     "time/train_s": 2.25,
     "concurrency/mean": 47.6,
+    "kv/used_fraction_mean": 0.183,
+    "idle/trainer_fraction": 0.62,
+    "idle/inference_fraction": 0.08,
+    "fairness/slow_share_ratio": 0.97,
     "staleness/mean": 0.5,
     "staleness/max": 2.0,
     "correction/ess": 0.987,
@@ -38,6 +44,17 @@ def events() -> list[Event]:
         event(EventKind.RUN_STARTED, run="demo", steps=60),
         event(EventKind.PHASE_STARTED, phase="generate", step=7, total=128),
         event(EventKind.ROLLOUT_FINISHED, step=7, done=41, total=128),
+        event(
+            EventKind.LOAD,
+            active=23,
+            waiting=3,
+            limit=64,
+            running=[9, 2],
+            kv=[0.17, 0.02],
+            training=False,
+            in_flight=5,
+            queued=2,
+        ),
         event(EventKind.STEP_FINISHED, step=7, metrics=METRICS),
         event(
             EventKind.ALARM,
@@ -89,8 +106,9 @@ def test_pipe_gets_plain_lines() -> None:
     assert stream.getvalue().splitlines() == [
         "run demo: 60 steps",
         "step 7: generating 128 rollouts",
-        "step 7/60 · solve 41% · fresh 50% · reward 0.41 · tok/s 2,000 · agent tokens 26% · concurrency 48 · "
-        "staleness 0.5/2 · ess 0.99 · kl 1e-04 · generate s 5.0 · train s 2.2",
+        "step 7/60 · solve 41% · fresh 50% · reward 0.41 · tokens/device/min 41,250 · trajectories/device/h 1,834 · "
+        "agent tokens 26% · concurrency 48 · kv 18% · idle trainer/inference 62/8% · staleness 0.5/2 · fairness 0.97 · "
+        "ess 0.99 · kl 1e-04 · generate s 5.0 · train s 2.2",
         "ALARM step 7: agent/submit_rate 0.61 (bound 0.8): read the truncated ones",
         "step 7: solve rate on fresh tasks 50.0% (95 %: 41.0% to 59.0%, n = 128)",
         "run done after 9.5 min",
@@ -98,19 +116,22 @@ def test_pipe_gets_plain_lines() -> None:
 
 
 def test_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = painted(monkeypatch, 120, 8, TERM="dumb")
+    text = painted(monkeypatch, 120, 9, TERM="dumb")
     assert "\x1b" not in text
     assert "step 7/60 · solve 41%" in text
 
 
 def test_terminal_shows_table_and_status_and_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = painted(monkeypatch, 140, 5)
+    text = painted(monkeypatch, 170, 6)
     screen = final_screen(text)
     header = next(line for line in screen if "unseen" in line)
     assert header.split() == [column.header for column in COLUMNS]
     row = screen[screen.index(header) + 1].split()
-    assert row[:7] == ["7", "41%", "50%", "–", "0.41", "2,000", "26%"]
+    assert row[:12] == [
+        "7", "41%", "50%", "–", "0.41", "41,250", "1,834", "26%", "48", "18%", "62/8%", "0.5/2",
+    ]  # fmt: skip
     assert any("step 7/60" in line and "generating 41/128" in line for line in screen)
+    assert "23 of 64 active · 3 waiting · 9 + 2 requests · kv 17% · groups: 5 running, 2 queued" in screen
     assert any(line.startswith("! step 7 agent/submit_rate 0.61 (bound 0.8)") for line in screen)
     assert "\x1b[1;31m! step 7" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
@@ -118,7 +139,7 @@ def test_terminal_shows_table_and_status_and_is_restored(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("width", [12, 20, 40, 80])
 def test_narrow_terminal_drops_columns_and_never_wraps(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    screen = final_screen(painted(monkeypatch, width, 5))
+    screen = final_screen(painted(monkeypatch, width, 6))
     assert all(len(line) <= width for line in screen)
     header = screen[0].split()
     assert header[:2] == ["step", "solve"]
@@ -134,7 +155,7 @@ def test_plain_may_be_asked_for() -> None:
 
 
 def test_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = painted(monkeypatch, 100, 5, NO_COLOR="1")
+    text = painted(monkeypatch, 100, 6, NO_COLOR="1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", text)
 
 
@@ -179,3 +200,22 @@ def test_columns_drop_by_rank() -> None:
 
 def test_plain_line_leaves_out_what_was_not_measured() -> None:
     assert plain_line(Row(3, {"reward/mean": 0.0}), 9) == "step 3/9 · reward 0.00"
+
+
+def test_rollouts_that_finish_beside_training_move_no_bar() -> None:
+    """With an asynchronous schedule rollouts end at any time; while the trainer works they are not its progress."""
+    state = LiveState(10)
+    for event in (
+        Event(kind=EventKind.PHASE_STARTED, time=0, data={"step": 2, "phase": "train"}),
+        Event(kind=EventKind.ROLLOUT_FINISHED, time=0, data={"step": 2, "done": 5, "total": 8}),
+    ):
+        state.apply(event)
+    assert (state.done, state.total) == (0, None)
+
+
+def test_load_is_shown_with_what_it_has() -> None:
+    assert load_text({}) == ""
+    assert load_text({"active": 3, "training": True, "kv": [], "later": 1}) == "3 active · training"
+    state = LiveState(10, load={"active": 3})
+    state.apply(Event(kind=EventKind.RUN_FINISHED, time=0, data={"outcome": "done"}))
+    assert state.load == {}

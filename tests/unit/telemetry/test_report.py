@@ -66,6 +66,8 @@ def test_header_tells_the_run(tmp_path: Path, run_dir: Path) -> None:
         "6 of 6",
         "torch 2.13.0",
         "1 alarm",
+        "<dt>schedule</dt><dd>sync</dd>",
+        "<dt>devices</dt><dd>2</dd>",
     ):
         assert fact in markup
     curve = load_runs([run_dir])[0].solve("fresh")
@@ -95,7 +97,8 @@ def test_charts_carry_the_numbers(run_dir: Path) -> None:
         "train",
         "deliver",
     ]
-    assert "missing" in charts["idle"]
+    assert "missing" not in charts["idle"]
+    assert [t["name"] for t in charts["staleness"]["traces"]] == ["mean", "max", "in flight", "in queue"]
 
 
 def test_several_runs_are_overlaid(tmp_path: Path, run_dir: Path, hostile_dir: Path) -> None:
@@ -126,7 +129,7 @@ def test_missing_parts_leave_a_note(tmp_path: Path, fake: ModuleType, metrics: b
     (tmp_path / "out").mkdir()
     page = written(tmp_path / "out", run)
     markup = html.unescape(without_scripts(page))
-    assert "Not measured: no idle/trainer_fraction" in markup
+    assert ("Not measured: no idle/trainer_fraction" in markup) == (not metrics)
     assert ("Not measured: no solve/train" in markup) == (not metrics)
     assert next(iter(blocks(page)["pages"].values()))["has_text"] is False
 
