@@ -24,7 +24,7 @@ from agentrl.agent.tools import tool_schemas
 from agentrl.chat import NO_CALL, ChatFormat, Conversation, MalformedCall, call_pattern, parse_calls
 from agentrl.config import AgentConfig
 from agentrl.trajectory import FinishReason, Segment, TurnTiming
-from agentrl.wire import Environment, PolicyClient, SamplingParams, Sandbox, Task
+from agentrl.wire import Delaying, Environment, PolicyClient, SamplingParams, Sandbox, Task
 
 # A server that aborts without a token is being updated: ask again, not at once.
 _ABORT_PAUSE_S = 0.05
@@ -62,9 +62,17 @@ async def run_episode(
         config=config,
         sampling=msgspec.structs.replace(sampling, stop_token_ids=chat.stop_token_ids, pattern=pattern),
         request_id=request_id,
+        tool_delay_s=_tool_delay(environment, task, request_id),
         clock=clock,
     )
     return await episode.run()
+
+
+def _tool_delay(environment: Environment, task: Task, rollout: str) -> Callable[[int], float]:
+    """Seconds that the environment adds to the rollout's tool call of a number (from 0)."""
+    if not isinstance(environment, Delaying):
+        return lambda _: 0.0
+    return lambda call: environment.tool_delay_s(task, rollout=rollout, call=call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class _Episode:
         config: AgentConfig,
         sampling: SamplingParams,
         request_id: str,
+        tool_delay_s: Callable[[int], float],
         clock: Callable[[], float],
     ) -> None:
         self._conversation = conversation
@@ -98,6 +107,7 @@ class _Episode:
         self._config = config
         self._sampling = sampling
         self._request_id = request_id
+        self._tool_delay_s = tool_delay_s
         self._clock = clock
         self._window = min(config.max_tokens, policy.max_model_len)
         self._deadline = clock() + config.episode_timeout_s
@@ -159,7 +169,7 @@ class _Episode:
             async with asyncio.timeout(self._time_left_s()) as deadline:
                 while finish is None:
                     generation = await self._policy.generate(
-                        list(self._segment.ids),
+                        self._segment.ids[:],
                         msgspec.structs.replace(self._sampling, max_tokens=budget - len(ids)),
                         request_id=f"{self._request_id}.{turn}.{part}",
                         timeout_s=self._time_left_s() + _CLIENT_GRACE_S,
@@ -185,11 +195,20 @@ class _Episode:
         calls = parse_calls(text, self._chat.call_format, self._runner.parameter_schemas, cut=cut)
         results: list[str] = []
         for call in calls or [MalformedCall(NO_CALL)]:
+            number = self._runner.counts["sandbox_calls"]
             result = await self._runner.execute(call, time_left_s=self._time_left_s())
+            if self._runner.counts["sandbox_calls"] > number:
+                await self._wait_for_tool(number)
             if result.submitted:
                 return results, True
             results.append(result.text)
         return results, False
+
+    async def _wait_for_tool(self, number: int) -> None:
+        """What the environment adds to a call that the sandbox carried out, at most to the episode's deadline."""
+        delay_s = min(self._tool_delay_s(number), self._time_left_s())
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
 
     def _append(self, turn: int, sampled: list[int], results: list[str]) -> StopReason | None:
         """Append what the environment says, or open a new segment where the template rewrote history."""

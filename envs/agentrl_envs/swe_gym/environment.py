@@ -14,8 +14,8 @@ from agentrl_envs.swe_gym.row_family import RowFamily
 
 
 class SweGymEnvironment:
-    """Satisfies `agentrl.wire.Environment` and `TaskCatalog`. `ConfigError` and `DatasetError` come from the
-    constructor.
+    """Satisfies `agentrl.wire.Environment`, `TaskCatalog` and `Delaying`. `ConfigError` and `DatasetError` come from
+    the constructor.
 
     `expert` plays generated tasks; None for real rows, which have none.
     """
@@ -24,6 +24,7 @@ class SweGymEnvironment:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         parsed = parse_options(options)
+        self._latency = parsed.latency
         self._family: GeneratedFamily | RowFamily
         if parsed.dataset == GENERATED:
             self._family = GeneratedFamily(environment=self.name, image=parsed.image or BASE_IMAGE)
@@ -60,6 +61,10 @@ class SweGymEnvironment:
 
     def prompt(self, task: Task) -> list[ChatMessage]:
         return self._family.prompt(task)
+
+    def tool_delay_s(self, task: Task, *, rollout: str, call: int) -> float:
+        """Seconds that the options add to a tool call, the same for the same arguments."""
+        return self._latency.delay_s(task.id, rollout=rollout, call=call)
 
     def image(self, task: Task) -> str:
         return self._family.image(task)

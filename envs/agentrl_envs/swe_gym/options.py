@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.errors import ConfigError
+from agentrl_envs.swe_gym.latency import ToolLatency
 from agentrl_envs.swe_gym.row_files import is_local
 
 GENERATED = "generated"
@@ -16,6 +17,7 @@ _OF_ROWS = (
     *("hub_split", "bundles", "split_file", "fresh_fraction", "unseen_repos", "kinds", "prompt"),
     *("test_timeout_s", "single_test_timeout_s"),
 )
+_OF_LATENCY = ("tool_latency_p95_ratio", "slow_fraction", "slow_factor")
 
 
 class SweGymOptions(BaseModel):
@@ -51,6 +53,24 @@ class SweGymOptions(BaseModel):
         description="a single test that takes longer fails, and the run goes on; "
         "at most a quarter of the run's allowance",
     )
+    tool_latency_median_s: float = Field(
+        0.0,
+        ge=0,
+        description="median of the seconds added to each tool call that the sandbox carries out, as a slow service "
+        "would: lognormal, the same for the same task, rollout and call; 0: none",
+    )
+    tool_latency_p95_ratio: float = Field(4.0, gt=1, description="the latency's 95th percentile, in medians")
+    slow_fraction: float = Field(0.0, ge=0, le=1, description="share of the tasks whose latency is longer")
+    slow_factor: float = Field(8.0, ge=1, description="how many times as long theirs is")
+
+    @property
+    def latency(self) -> ToolLatency:
+        return ToolLatency(
+            median_s=self.tool_latency_median_s,
+            p95_ratio=self.tool_latency_p95_ratio,
+            slow_fraction=self.slow_fraction,
+            slow_factor=self.slow_factor,
+        )
 
     @model_validator(mode="after")
     def validate_effects(self) -> SweGymOptions:
@@ -64,6 +84,10 @@ class SweGymOptions(BaseModel):
         if self.split_file is not None:
             clash = sorted(self.model_fields_set & {"fresh_fraction", "unseen_repos"})
             idle, reason = (idle, reason) if idle else (clash, "beside split_file")
+        if not idle and self.tool_latency_median_s == 0:
+            idle, reason = sorted(self.model_fields_set & set(_OF_LATENCY)), "without tool_latency_median_s"
+        if not idle and self.slow_fraction == 0:
+            idle, reason = sorted(self.model_fields_set & {"slow_factor"}), "without slow_fraction"
         if idle:
             names = ", ".join(f"environment.{key}" for key in idle)
             raise ValueError(f"{names}: no effect {reason}; remedy: remove it")
