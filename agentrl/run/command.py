@@ -244,11 +244,18 @@ _IDLE_IN_EVAL = {
     "eval.fresh_tasks": "--split fresh --tasks N",
     "eval.unseen_tasks": "--split unseen --tasks N",
     "eval.samples_per_task": "--samples N",
+    "rollout.schedule": "",
+    "rollout.max_staleness": "",
+    "rollout.window": "",
+    "rollout.oversample": "",
+    "rollout.replace_filtered": "",
     "rollout.groups": "--tasks N",
     "rollout.group_size": "--samples N",
     "rollout.temperature": "--eval.temperature T",
     "rollout.zero_variance_warn": "",
     "rollout.zero_variance_stop": "",
+    "placement.ranks": "",
+    "policy.kv_on_delivery": "",
 }
 
 
@@ -297,7 +304,7 @@ async def _evaluation(
         return await grade_references(config, folder, recorder, env, split=split, tasks=tasks)
     keep_tokenizer(local_model(config.policy.model), folder)
     async with open_services(config, folder, recorder, env, train=False, sampling_seed=config.seed) as services:
-        await services.client.label_version(0)
+        await services.router.label_version(0)
         rate, groups = await evaluate(services, recorder, config, split=split, tasks=tasks, samples=samples, step=0)
     every = [trajectory for group in groups for trajectory in group.trajectories]
     with (folder.path / "predictions.jsonl").open("w", encoding="utf-8", errors="surrogateescape") as out:

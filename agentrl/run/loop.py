@@ -1,19 +1,18 @@
-"""A training run, told top to bottom.
+"""A training run, told top to bottom; one loop for every schedule.
 
 deliver the loaded weights (version n)
 evaluate
+beside the loop, for ever: admit groups as places fall free; agents in sandboxes against the policy servers; score
 repeat:
-    generate    P groups of G rollouts with version n: agents in sandboxes against the policy server
-    score       rewards → advantages; groups that teach nothing are set aside
-    train       one batch, k optimizer steps, rollout correction in the loss
-    deliver     the new weights as version n + 1; proved by a probe
+    wait        until P groups are settled and the staleness bound lets them be trained (`Scheduler`)
+    train       one batch, k optimizer steps, rollout correction in the loss; in `async` rollouts go on meanwhile
+    deliver     the new weights as version n + 1 to every server; proved by a probe; what runs there goes on
     record      trajectories, metrics, alarms; now and then evaluate and checkpoint
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,22 +21,20 @@ from agentrl.errors import RunFailedError
 from agentrl.rollout.batching import form_batch, trained_records
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.cursor import TaskCursor
-from agentrl.rollout.filters import DrySpell, FilterCounts, Verdict
-from agentrl.rollout.groups import GroupResult, ScoredGroup, score_groups
-from agentrl.rollout.metrics import (
-    filter_metrics,
-    rollout_metrics,
-    staleness_metrics,
-    throughput_metrics,
-)
-from agentrl.rollout.schedule import SyncSchedule
+from agentrl.rollout.filters import DrySpell
+from agentrl.rollout.groups import GroupResult
+from agentrl.rollout.metrics import staleness_metrics
+from agentrl.rollout.schedule import BoundedSchedule
 from agentrl.rollout.scheduler import Scheduler
 from agentrl.run.evaluate import evaluate_splits
+from agentrl.run.feed import GroupFeed, Settled
 from agentrl.run.folder import RunFolder
 from agentrl.run.recorder import Recorder
 from agentrl.run.resume import Start, fixed_settings
 from agentrl.run.services import Services
 from agentrl.run.state import RunState
+from agentrl.run.steps import StepMeter
+from agentrl.run.supervise import Doing, supervised
 from agentrl.trajectory import Split, Trained
 from agentrl.wire import EventKind
 from agentrl.wire.events import Phase
@@ -57,9 +54,11 @@ class TrainingRun:
     cursor: TaskCursor
     scheduler: Scheduler
     dry: DrySpell
+    start: Start
     step: int = 0
-    resumed: bool = False
     minutes_before: float = 0.0
+    feed: GroupFeed | None = None
+    training: bool = False
     scores: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
@@ -71,6 +70,11 @@ class TrainingRun:
     def minutes(self) -> float:
         """Minutes of this run, earlier sittings included."""
         return self.minutes_before + (time.monotonic() - self.began) / 60
+
+    def doing(self) -> Doing:
+        """For those who watch."""
+        counts = self.scheduler.counts()
+        return Doing(in_flight=counts.running, queued=counts.queued, training=self.training)
 
 
 def prepare_run(
@@ -84,8 +88,16 @@ def prepare_run(
     through = state.step if start.checkpoint else -1  # without a checkpoint step 0 is done again as well
     recorder.take_back(after_step=through)
     buffer.take_back(after_step=through)
-    schedule = SyncSchedule(config.rollout.groups, config.train.updates_per_step)
-    dry = DrySpell(config.rollout.zero_variance_warn, config.rollout.zero_variance_stop, state.dry)
+    wanted = config.rollout
+    schedule = BoundedSchedule(
+        groups=wanted.groups,
+        updates=config.train.updates_per_step,
+        max_staleness=wanted.staleness_bound,
+        window=wanted.window,
+        oversample=wanted.oversample,
+        replace_filtered=wanted.replace_filtered,
+        total=wanted.groups * (config.steps - state.step),
+    )
     return TrainingRun(
         config=config,
         folder=folder,
@@ -94,103 +106,45 @@ def prepare_run(
         buffer=buffer,
         cursor=cursor,
         scheduler=Scheduler(schedule, version=state.version),
-        dry=dry,
+        dry=DrySpell(wanted.zero_variance_warn, wanted.zero_variance_stop, state.dry),
+        start=start,
         step=state.step,
-        resumed=start.checkpoint is not None,
         minutes_before=state.minutes,
     )
 
 
 async def train(run: TrainingRun) -> None:
     """Run to `config.steps`. Raises what ends the run; everything up to the last checkpoint can be resumed."""
-    await _deliver(run, run.version, step=run.step)
-    if not run.resumed:
-        metrics = await evaluate_splits(run.services, run.recorder, run.config, step=0)
-        run.scores = metrics
-        run.recorder.step(0, metrics)
-        await _checkpoint(run)
-    while run.step < run.config.steps:
-        await _step(run)
-
-
-async def _step(run: TrainingRun) -> None:
-    step, began = run.step + 1, time.monotonic()
-    groups = await _generate(run, step)
-    usage = run.services.engine.take_usage()
-    metrics = rollout_metrics(groups, usage=usage) | run.services.load.take()
-
-    run.recorder.phase(Phase.SCORE, step=step)
-    scored = score_groups(groups, advantage=run.config.train.advantage.name)
-    batch_groups = _settle(run, scored)
-    counts = FilterCounts.of(group.verdict for group in scored)
-    metrics |= filter_metrics(counts) | staleness_metrics([g.group for g in batch_groups], version=run.version)
-
-    records: dict[str, list[Trained] | None] = {}
-    if batch_groups:
-        trained, records = await _train(run, step, batch_groups)
-        metrics |= trained
-        metrics |= await _deliver(run, run.version + 1, step=step)
-    else:
-        run.scheduler.next_round()
-        run.recorder.note(f"step {step}: no group to learn from, nothing trained")
-
-    seconds = time.monotonic() - began
-    metrics |= throughput_metrics(groups, seconds=seconds, devices=run.services.devices)
-    metrics |= run.services.sandbox_metrics()
-    metrics |= _shares(metrics, seconds) | {"policy/version": float(run.version), "time/step_s": seconds}
-    _record(run, step, groups, records)
-    run.step = step
-    last = step == run.config.steps
-    if evaluated := last or _is_due(step, run.config.eval.every_steps):
-        run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=step)
-        metrics |= run.scores
-    run.recorder.step(step, metrics | {"time/minutes": run.minutes})
-    if warning := run.dry.observe(counts):  # after the rows: who looks for the reason finds the rollouts
-        run.recorder.note(warning)
-    # Evaluated weights are always kept: a score must never stand at other weights than its own.
-    if evaluated or _is_due(step, run.config.checkpoint.every_steps):
-        await _checkpoint(run)
-
-
-def _is_due(step: int, every_steps: int) -> bool:
-    """True every `every_steps` steps; never where it is 0."""
-    return every_steps > 0 and step % every_steps == 0
-
-
-async def _generate(run: TrainingRun, step: int) -> list[GroupResult]:
-    """The step's groups, in the order of the data. What an interrupted run had finished is taken as it is."""
-    size = run.config.rollout.group_size
-    kept = _kept(run)
-    requests = run.cursor.take(run.scheduler.admissible(), group_size=size)
-    for request in requests:
-        run.scheduler.submit(request.group_id)
-    missing = [request for request in requests if request.group_id not in kept]
-    run.recorder.phase(Phase.GENERATE, step=step, total=len(missing) * size)
-    # What is measured is the generation alone: the interval begins here, not where the last one was read.
-    run.services.engine.take_usage()
-    run.services.load.take()
-    fresh = await run.services.engine.run_groups(
-        missing,
-        episode=run.services.episode(temperature=run.config.rollout.temperature),
-        step=step,
-        on_group=run.buffer.put,
-    )
-    kept |= {group.group_id: group for group in fresh}
-    groups = [kept[request.group_id] for request in requests]
-    if not any(group.valid for group in groups):
-        run.recorder.trajectories(_rows_of(step), [(t, None) for group in groups for t in group.trajectories])
-        causes = sorted({t.outcome.cause for group in groups for t in group.trajectories})
-        raise RunFailedError(
-            f"every rollout of step {step} failed: {'; '.join(causes[:3])}",
-            where=f"step {step}, {len(groups)} groups",
-            remedy="mend the cause (`agentrl doctor` looks at this machine), then go on with --resume",
-        )
-    return groups
+    async with supervised(run.services, run.recorder, run.doing) as tasks:
+        await _deliver(run, run.version, step=run.step)
+        if run.start.checkpoint is None:
+            run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=0)
+            run.recorder.step(0, run.scores)
+            await _checkpoint(run)
+        episode = run.services.episode(temperature=run.config.rollout.temperature)
+        async with run.services.engine.open(episode, step=run.step + 1) as stream:
+            feed = run.feed = GroupFeed(
+                config=run.config,
+                scheduler=run.scheduler,
+                cursor=run.cursor,
+                buffer=run.buffer,
+                stream=stream,
+                dry=run.dry,
+                kept=_kept(run),
+            )
+            feed.restore(run.start.state.in_flight)
+            meter = StepMeter(run.services)
+            feeding = tasks.create_task(feed.run(), name="feed")
+            while run.step < run.config.steps:
+                await _step(run, feed, meter)
+            feeding.cancel()
 
 
 def _kept(run: TrainingRun) -> dict[str, GroupResult]:
-    """Waiting groups that are as if generated now: of this version, size and temperature. The others are dropped."""
-    run.buffer.drop_other_versions(run.version)
+    """Groups that an interrupted run had finished: those within the staleness bound that were sampled as configured.
+    The others are dropped and generated again."""
+    bound = run.scheduler.schedule.max_staleness
+    run.buffer.drop_outside(oldest=run.version - bound, newest=run.version)
     wanted = run.config.rollout
     waiting = {group.group_id: group for group in run.buffer.waiting()}
     unlike = {
@@ -203,29 +157,93 @@ def _kept(run: TrainingRun) -> dict[str, GroupResult]:
     return {name: group for name, group in waiting.items() if name not in unlike}
 
 
-def _settle(run: TrainingRun, scored: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Tell the scheduler how each group ended; the groups of the batch."""
-    for group in scored:
-        run.scheduler.finish(group.group.group_id, group.verdict, group.group.versions)
-    taken = set(run.scheduler.batch()) if run.scheduler.ready() else set()
-    return [group for group in scored if group.verdict is Verdict.ACCEPTED and group.group.group_id in taken]
+async def _step(run: TrainingRun, feed: GroupFeed, meter: StepMeter) -> None:
+    step = run.step + 1
+    run.recorder.phase(Phase.GENERATE, step=step, total=run.config.rollout.groups * run.config.rollout.group_size)
+    settled = await feed.batch()
+    began = time.monotonic()
+    _require_valid(run, step, settled)
+    evaluating = step == run.config.steps or _is_due(step, run.config.eval.every_steps)
+    if not evaluating:
+        feed.look_ahead()
+    metrics = _staleness(run, settled)
+    records: dict[str, list[Trained] | None] = {}
+    if settled.trained:
+        await feed.drop(run.scheduler.doomed())
+        trained, records = await _train(run, step, settled)
+        metrics |= trained | await _deliver(run, run.version + 1, step=step)
+    else:
+        run.scheduler.next_round()
+        run.recorder.note(f"step {step}: no group to learn from, nothing trained")
+    feed.hold(evaluating and run.services.placement.colocated)
+    feed.admit()
+    apart_s = time.monotonic() - began
+    metrics |= meter.read(settled, apart_s=apart_s, trainer=metrics, records=records)
+    metrics["policy/version"] = float(run.version)
+    _record(run, step, settled, records)
+    run.step = step
+    if evaluating:
+        run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=step)
+        metrics |= run.scores
+    run.recorder.step(step, metrics | {"time/minutes": run.minutes})
+    if warning := run.dry.observe(settled.counts):  # after the rows: who looks for the reason finds the rollouts
+        run.recorder.note(warning)
+    # Evaluated weights are always kept: a score must never stand at other weights than its own.
+    if evaluating or _is_due(step, run.config.checkpoint.every_steps):
+        await _checkpoint(run)
+    if not run.scheduler.counts().running:
+        meter.restart()
+    feed.hold(False)
+    feed.admit()
+
+
+def _is_due(step: int, every_steps: int) -> bool:
+    """True every `every_steps` steps; never where it is 0."""
+    return every_steps > 0 and step % every_steps == 0
+
+
+def _require_valid(run: TrainingRun, step: int, settled: Settled) -> None:
+    """Raise `RunFailedError` where machines failed every rollout of the step; their rows are written first."""
+    groups = settled.groups
+    if any(group.valid for group in groups):
+        return
+    run.recorder.trajectories(_rows_of(step), [(t, None) for group in groups for t in group.trajectories])
+    causes = sorted({t.outcome.cause for group in groups for t in group.trajectories})
+    raise RunFailedError(
+        f"every rollout of step {step} failed: {'; '.join(causes[:3])}",
+        where=f"step {step}, {len(groups)} groups",
+        remedy="mend the cause (`agentrl doctor` looks at this machine), then go on with --resume",
+    )
+
+
+def _staleness(run: TrainingRun, settled: Settled) -> dict[str, float]:
+    in_flight, in_queue = run.scheduler.staleness()
+    trained = [scored.group for scored in settled.trained]
+    return staleness_metrics(trained, version=run.version, in_flight=in_flight, in_queue=in_queue)
 
 
 async def _train(
-    run: TrainingRun, step: int, groups: Sequence[ScoredGroup]
+    run: TrainingRun, step: int, settled: Settled
 ) -> tuple[dict[str, float], dict[str, list[Trained] | None]]:
     run.recorder.phase(Phase.TRAIN, step=step)
     assert run.services.trainer is not None
     batch = form_batch(
-        groups,
+        settled.trained,
         step=step,
         version=run.version,
         updates=run.scheduler.schedule.updates,
         temperature=run.config.rollout.temperature,
         max_staleness=run.scheduler.schedule.max_staleness,
     )
-    result = await run.services.trainer.train(batch, timeout_s=run.config.train.step_timeout_s)
-    return result.metrics, trained_records(batch, result, groups)
+    await run.services.give_devices_to_trainer()
+    run.training = True
+    run.services.load.mark(training=True)
+    try:
+        result = await run.services.trainer.train(batch, timeout_s=run.config.train.step_timeout_s)
+    finally:
+        run.training = False
+        run.services.load.mark(training=False)
+    return result.metrics, trained_records(batch, result, settled.trained)
 
 
 async def _deliver(run: TrainingRun, version: int, *, step: int) -> dict[str, float]:
@@ -245,24 +263,14 @@ async def _deliver(run: TrainingRun, version: int, *, step: int) -> dict[str, fl
     return {"time/deliver_s": time.monotonic() - began, "deliver/probe_max_abs": delivery.probe_max_abs}
 
 
-def _shares(metrics: dict[str, float], seconds: float) -> dict[str, float]:
-    """What part of the step the trainer and the policy server stood still (nothing overlaps in `sync`)."""
-    if seconds <= 0:
-        return {}
-    train = metrics.get("time/train_s", 0.0)
-    inference = metrics.get("time/generate_s", 0.0)
-    return {"idle/trainer_fraction": 1 - train / seconds, "idle/inference_fraction": 1 - inference / seconds}
-
-
 def _rows_of(step: int) -> str:
     """The name of a step's trajectory file."""
     return f"step_{step:06d}-train"
 
 
-def _record(
-    run: TrainingRun, step: int, groups: Sequence[GroupResult], records: dict[str, list[Trained] | None]
-) -> None:
+def _record(run: TrainingRun, step: int, settled: Settled, records: dict[str, list[Trained] | None]) -> None:
     """Each group's rows, once, and the buffer's note that they are written."""
+    groups = settled.groups
     rows = [(t, records.get(t.trajectory_id)) for group in groups for t in group.trajectories]
     run.recorder.trajectories(_rows_of(step), rows)
     run.buffer.settle([group.group_id for group in groups], step=step)
@@ -275,6 +283,7 @@ async def _checkpoint(run: TrainingRun) -> Path:
         step=run.step,
         version=run.version,
         cursor=run.cursor.state(),
+        in_flight={} if run.feed is None else run.feed.state(),
         dry=run.dry.length,
         minutes=run.minutes,
         settings=fixed_settings(run.config),

@@ -1,68 +1,65 @@
-"""The processes of a run: sandboxes, policy server, trainer. Started together, ended together, nothing left behind."""
+"""The processes of a run: sandboxes, policy servers, trainer. Started together, ended together, nothing left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agentrl.agent import run_episode
 from agentrl.chat import ChatFormat
 from agentrl.config import RunConfig
-from agentrl.errors import InfrastructureError, first_error
-from agentrl.policy import Device, VllmClient, VllmServer, deliver, find_vllm, local_model
+from agentrl.errors import first_error
+from agentrl.policy import (
+    ConcurrencyController,
+    Device,
+    PolicyRouter,
+    VllmClient,
+    VllmServer,
+    find_vllm,
+    local_model,
+    open_replicas,
+    start_limit,
+)
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode
 from agentrl.run.folder import RunFolder
+from agentrl.run.load import LoadMeter
+from agentrl.run.placement import Placement, available_devices, place
 from agentrl.run.recorder import Recorder
 from agentrl.sandbox import Pool, open_pool
 from agentrl.train.client import TrainerProcess
-from agentrl.wire import Delivery, Environment, SamplingParams
+from agentrl.wire import Delivery, Environment, SamplingParams, Trainer
 
 _TRAINER_START_S = 300.0
-_LOAD_EVERY_S = 0.5
-
-
-@dataclass(slots=True)
-class LoadMeter:
-    """Samples of a policy server's load between two `take`s."""
-
-    samples: list[tuple[float, float]] = field(default_factory=list)
-
-    def add(self, *, kv_used_fraction: float, running: float) -> None:
-        self.samples.append((kv_used_fraction, running))
-
-    def take(self) -> dict[str, float]:
-        """Means since the last call, by their public names; {} where nothing was sampled."""
-        found, self.samples = self.samples, []
-        if not found:
-            return {}
-        return {
-            "kv/used_fraction_mean": sum(kv for kv, _ in found) / len(found),
-            "concurrency/requests_mean": sum(running for _, running in found) / len(found),
-        }
 
 
 @dataclass(slots=True)
 class Services:
-    """What the loop calls. `trainer` is None in an evaluation."""
+    """What the loop calls. `trainer` is None in an evaluation; `process` is the process behind it, to be watched."""
 
     config: RunConfig
     environment: Environment
     engine: RolloutEngine
-    client: VllmClient
+    router: PolicyRouter
+    controller: ConcurrencyController | None
     chat: ChatFormat
     load: LoadMeter
-    devices: int
-    trainer: TrainerProcess | None = None
+    placement: Placement
+    servers: Sequence[VllmServer] = ()
+    trainer: Trainer | None = None
+    process: TrainerProcess | None = None
     pool: Pool | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many devices throughput is divided by."""
+        return self.placement.devices
 
     def sandbox_metrics(self) -> dict[str, float]:
         """Mean seconds of a sandbox's start and failed sandboxes, both since the run began; {} without a pool."""
@@ -77,14 +74,20 @@ class Services:
         sampling = SamplingParams(
             max_tokens=self.config.agent.max_turn_tokens, temperature=temperature, top_p=top_p, top_k=top_k
         )
-        return AgentEpisode(agent, self.client, sampling)
+        return AgentEpisode(agent, self.router, sampling)
 
     async def deliver(self, version: int) -> Delivery:
-        """Publish the trainer's weights as `version` and prove that the policy server holds them."""
+        """Publish the trainer's weights as `version` and prove that every policy server holds them."""
         assert self.trainer is not None
         timeout_s = self.config.policy.delivery_timeout_s
         manifest = await self.trainer.publish(version, timeout_s=timeout_s)
-        return await deliver(self.client, manifest, tolerance=self.config.policy.probe_limit, timeout_s=timeout_s)
+        await self.router.wake(timeout_s=timeout_s)
+        return await self.router.deliver(manifest, tolerance=self.config.policy.probe_limit, timeout_s=timeout_s)
+
+    async def give_devices_to_trainer(self) -> None:
+        """Colocated servers put their weights and cache aside; `deliver` wakes them. Nothing is in flight then."""
+        if self.placement.colocated:
+            await self.router.sleep(timeout_s=self.config.policy.delivery_timeout_s)
 
 
 @asynccontextmanager
@@ -97,104 +100,116 @@ async def open_services(
     train: bool,
     resume: Path | None = None,
     sampling_seed: int = 0,
+    wrap_trainer: Callable[[TrainerProcess], Trainer] = lambda process: process,
 ) -> AsyncIterator[Services]:
-    """Start sandboxes, server and (for training) trainer side by side; end all of them, whatever happens.
+    """Start sandboxes, servers and (for training) trainer side by side; end all of them, whatever happens.
 
-    `resume` is the checkpoint the trainer goes on from; `sampling_seed` starts the server's stream of
-    random numbers. Raises the typed error of the part that did not come up.
+    `resume` is the checkpoint the trainer goes on from; `sampling_seed` starts the servers' streams of random
+    numbers; the loop sees the trainer through `wrap_trainer`. Raises the typed error of the part that did not come up.
     """
+    cuda = (await asyncio.to_thread(find_vllm)).device is Device.CUDA
+    placement = place(config, available=available_devices(cuda=cuda), bind=cuda or config.placement.pin, train=train)
     model = resume or local_model(config.policy.model)
     chat = ChatFormat.load(model, call_format=config.agent.tools.call_format, template=config.agent.tools.chat_template)
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        pool, server, trainer = await _start_parts(
-            stack, config, folder, model, train=train, resume=resume, seed=sampling_seed
+        parts = _Parts(stack, config, folder, model, placement, sampling_seed)
+        pool, servers, process = await parts.start(train=train, resume=resume)
+        clients = [
+            await stack.enter_async_context(VllmClient(s.url, max_model_len=config.policy.max_model_len, server=s))
+            for s in servers
+        ]
+        router = PolicyRouter(
+            clients, kv_on_delivery=config.policy.kv_on_delivery, sleeps=any(server.sleeps for server in servers)
         )
-        client = await stack.enter_async_context(
-            VllmClient(server.url, max_model_len=config.policy.max_model_len, server=server)
-        )
-        load = LoadMeter()
-        stack.push_async_callback(_cancelled, asyncio.create_task(_sample_load(client, load), name="load meter"))
         engine = RolloutEngine(
             environment=environment,
             pool=pool,
             limits=Limits.from_config(config),
             concurrency=config.rollout.concurrency,
+            ready_ahead=config.rollout.ready_ahead,
+            stuck_timeout_s=config.rollout.stuck_timeout_s,
+            stall_timeout_s=config.rollout.stall_timeout_s,
             emit=recorder.emit,
         )
-        parts = "server, sandboxes and trainer" if train else "server and sandboxes"
-        recorder.note(f"{parts} are up after {time.monotonic() - began:.0f} s ({server.url})")
+        what = "servers, sandboxes and trainer" if train else "servers and sandboxes"
+        addresses = ", ".join(server.url for server in servers)
+        recorder.note(f"{what} are up after {time.monotonic() - began:.0f} s ({addresses})")
         yield Services(
             config=config,
             environment=environment,
             engine=engine,
-            client=client,
+            router=router,
+            controller=await _controller(config, router) if config.rollout.adaptive else None,
             chat=chat,
-            load=load,
-            devices=_devices(),
-            trainer=trainer,
+            load=LoadMeter(ranks=len(placement.ranks), colocated=placement.colocated),
+            placement=placement,
+            servers=servers,
+            trainer=None if process is None else wrap_trainer(process),
+            process=process,
             pool=pool,
         )
 
 
-async def _start_parts(
-    stack: AsyncExitStack,
-    config: RunConfig,
-    folder: RunFolder,
-    model: Path,
-    *,
-    train: bool,
-    resume: Path | None,
-    seed: int,
-) -> tuple[Pool, VllmServer, TrainerProcess | None]:
-    """All parts at once: a server takes most of a minute, so nothing else is waited for first."""
+async def _controller(config: RunConfig, router: PolicyRouter) -> ConcurrencyController:
+    """Begins with as many trajectories as surely have room, where the servers say how much there is."""
+    cap = config.rollout.concurrency
+    rooms = [stats.kv_tokens for stats in await router.stats()]
+    known = [room for room in rooms if room is not None]
+    if len(known) < len(rooms):
+        return ConcurrencyController(cap)
+    start = start_limit(sum(known), tokens_per_trajectory=config.agent.max_tokens, cap=cap)
+    return ConcurrencyController(cap, start=start)
 
-    async def pool() -> Pool:
-        return await stack.enter_async_context(open_pool(config.sandbox, run_id=folder.path.name))
 
-    async def server() -> VllmServer:
-        policy = config.policy.model_copy(update={"model": str(model)})
-        started = await VllmServer.start(policy, log_path=folder.logs / "policy.log", seed=seed)
-        stack.push_async_callback(started.aclose)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is started, and where it is registered to be ended."""
+
+    stack: AsyncExitStack
+    config: RunConfig
+    folder: RunFolder
+    model: Path
+    placement: Placement
+    seed: int
+
+    async def start(self, *, train: bool, resume: Path | None) -> tuple[Pool, list[VllmServer], TrainerProcess | None]:
+        """All parts at once: a server takes most of a minute, so nothing else is waited for first."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                pool = tasks.create_task(self._pool())
+                servers = tasks.create_task(self._servers())
+                trainer = tasks.create_task(self._trainer(resume)) if train else None
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        return pool.result(), servers.result(), None if trainer is None else trainer.result()
+
+    async def _pool(self) -> Pool:
+        return await self.stack.enter_async_context(open_pool(self.config.sandbox, run_id=self.folder.path.name))
+
+    async def _servers(self) -> list[VllmServer]:
+        policy = self.config.policy.model_copy(update={"model": str(self.model)})
+        started = await open_replicas(
+            policy,
+            devices=self.placement.replicas,
+            log_dir=self.folder.logs,
+            seed=self.seed,
+            sleep_mode=self.placement.colocated,
+        )
+        for server in started:
+            self.stack.push_async_callback(server.aclose)
         return started
 
-    async def trainer() -> TrainerProcess | None:
-        if not train:
-            return None
+    async def _trainer(self, resume: Path | None) -> TrainerProcess:
         started = await TrainerProcess.start(
-            config=config,
-            model_dir=model,
-            checkpoint_dir=folder.checkpoints,
-            log_path=folder.logs / "trainer.log",
+            config=self.config,
+            model_dir=self.model,
+            checkpoint_dir=self.folder.checkpoints,
+            log_path=self.folder.logs / "trainer.log",
             resume=resume,
             timeout_s=_TRAINER_START_S,
+            ranks=len(self.placement.ranks),
+            devices=self.placement.ranks,
         )
-        stack.push_async_callback(started.close)
+        self.stack.push_async_callback(started.close)
         return started
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            parts = [tasks.create_task(part()) for part in (pool, server, trainer)]
-    except BaseExceptionGroup as errors:
-        raise first_error(errors) from None
-    return parts[0].result(), parts[1].result(), parts[2].result()  # type: ignore[return-value]
-
-
-async def _sample_load(client: VllmClient, load: LoadMeter) -> None:
-    """Look at the server's load for ever; a look that fails is left out (the server's death has its own watch)."""
-    while True:
-        await asyncio.sleep(_LOAD_EVERY_S)
-        with contextlib.suppress(InfrastructureError):
-            stats = await client.stats()
-            load.add(kv_used_fraction=stats.kv_used_fraction, running=stats.running)
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-def _devices() -> int:
-    """How many devices throughput is divided by: cores here; on GPUs the policy's and the trainer's."""
-    return len(os.sched_getaffinity(0)) if find_vllm().device is Device.CPU else 2

@@ -10,12 +10,14 @@ from agentrl.errors import RunFolderError
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """After `step` steps the servers hold `version`; `cursor` is the data position, `dry` the steps in a row without
+    """After `step` steps the servers hold `version`; `cursor` is the data position, `in_flight` the groups before it
+    that no batch has taken yet, oldest first, with the version they were submitted at, `dry` the steps in a row without
     an accepted group, `minutes` the time trained so far, `settings` what must not change (`agentrl.run.resume`)."""
 
     step: int = 0
     version: int = 0
     cursor: dict[str, Any] = {}
+    in_flight: dict[str, int] = {}
     dry: int = 0
     minutes: float = 0.0
     settings: dict[str, Any] = {}

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.policy import ServerStats, deliver
 from agentrl.trajectory import FinishReason, Purpose, Segment, Span, SpanKind, Split, TurnTiming
 from agentrl.wire import (
     Batch,
     ChatMessage,
+    Delivery,
     Generation,
     Grade,
     SamplingParams,
@@ -149,6 +151,28 @@ class ToyPolicy:
 
 
 @dataclass
+class ToyRouter:
+    """The one server's router, by the real delivery."""
+
+    policy: ToyPolicy
+
+    async def deliver(self, manifest: WeightManifest, *, tolerance: float, timeout_s: float) -> Delivery:
+        return await deliver(self.policy, manifest, tolerance=tolerance, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+    async def sleep(self, *, timeout_s: float) -> None:
+        return None
+
+    async def wake(self, *, timeout_s: float) -> None:
+        return None
+
+    async def stats(self) -> list[ServerStats]:
+        return [ServerStats(0, 0, 0.0, 0, 0, 0, 0, 0)]
+
+    def take_in_flight(self) -> list[float]:
+        return [0.0]
+
+
+@dataclass
 class ToyTrainer:
     """Weights are one number; a checkpoint is one JSON file, written whole."""
 
@@ -228,8 +252,11 @@ class ToyEpisode:
     policy: ToyPolicy
     temperature: float
     submits: bool = True
+    hang: bool = False
 
     async def __call__(self, task: Task, sandbox: Any, *, trajectory_id: str, on_turn: Any) -> ToyResult:
+        if self.hang and task.split is Split.TRAIN:
+            await asyncio.sleep(3600)
         segments = []
         for turn in range(1 + int(trajectory_id[-1])):
             prompt = [number(task.id) % VOCABULARY, turn]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from toy_parts import Crash, ToyEnvironment, ToyEpisode, ToyPolicy, ToyPool, ToyTrainer
+from toy_parts import Crash, ToyEnvironment, ToyEpisode, ToyPolicy, ToyPool, ToyRouter, ToyTrainer
 
 from agentrl.config import RunConfig
 from agentrl.rollout.buffer import GroupBuffer
@@ -25,9 +25,11 @@ from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.run import loop
 from agentrl.run.folder import RunFolder, open_run_folder
+from agentrl.run.load import LoadMeter
+from agentrl.run.placement import Placement
 from agentrl.run.recorder import Recorder
 from agentrl.run.resume import Start
-from agentrl.run.services import LoadMeter, Services
+from agentrl.run.services import Services
 from agentrl.run.state import RunState
 from agentrl.telemetry.metrics import read_events, read_metrics
 from agentrl.trajectory import read_trajectories
@@ -41,9 +43,10 @@ class ToyServices(Services):
     """The real services, with the toy's agent."""
 
     submits: bool = True
+    hang: bool = False
 
     def episode(self, *, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Any:
-        return ToyEpisode(self.client, temperature, self.submits)  # type: ignore[arg-type]
+        return ToyEpisode(self.router.policy, temperature, self.submits, self.hang)  # type: ignore[attr-defined]
 
 
 class AuditedScheduler(loop.Scheduler):
@@ -61,8 +64,14 @@ class AuditedScheduler(loop.Scheduler):
     def finish(self, group_id: str, verdict: Any, span: Any = None) -> None:
         self._audited("finish", group_id, verdict, span)
 
-    def batch(self) -> tuple[str, ...]:
+    def batch(self) -> Any:
         return self._audited("batch")
+
+    def drop(self, group_id: str) -> Any:
+        return self._audited("drop", group_id)
+
+    def restore(self, group_id: str, submit_version: int) -> None:
+        self._audited("restore", group_id, submit_version)
 
     def delivered(self, version: int) -> None:
         self._audited("delivered", version)
@@ -105,6 +114,9 @@ class World:
     environment: ToyEnvironment = field(default_factory=ToyEnvironment)
     pool: ToyPool = field(default_factory=ToyPool)
     submits: bool = True
+    hang: bool = False  # no rollout of the training ever ends
+    process: Any = None
+    servers: tuple[Any, ...] = ()
     crash_at: int | None = None
     on_tick: Callable[[str, int], None] | None = None
     ticks: list[str] = field(default_factory=list)
@@ -151,18 +163,23 @@ class World:
                 pool=self.pool,
                 limits=Limits(lease_s=5, episode_s=5, grade_s=5, rollout_s=20, retries=1),
                 concurrency=config.rollout.concurrency,
+                ready_ahead=config.rollout.ready_ahead,
                 emit=recorder.emit,
             )
             services = ToyServices(
                 config=config,
                 environment=self.environment,
                 engine=engine,
-                client=self.policy,  # type: ignore[arg-type]
+                router=ToyRouter(self.policy),  # type: ignore[arg-type]
+                controller=None,
                 chat=None,  # type: ignore[arg-type]
                 load=LoadMeter(),
-                devices=2,
+                placement=Placement((None,), (None,), 2, colocated=config.rollout.schedule == "sync"),
                 trainer=self.trainer,  # type: ignore[arg-type]
+                process=self.process,
+                servers=self.servers,
                 submits=self.submits,
+                hang=self.hang,
             )
             run = loop.prepare_run(config, folder, recorder, services, buffer, start)
             await loop.train(run)
@@ -175,7 +192,7 @@ class World:
         """Metrics by step; steps are there once. Without what a clock or a crash (retries) decides."""
         rows = read_metrics(self.path / "metrics.jsonl")
         assert [row.step for row in rows] == sorted({row.step for row in rows})
-        clocked = ("time/", "throughput/", "idle/", "concurrency/")
+        clocked = ("time/", "throughput/", "idle/", "concurrency/", "kv/", "fairness/")
         return {row.step: {k: v for k, v in row.values.items() if not k.startswith(clocked)} for row in rows}
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:

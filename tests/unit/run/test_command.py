@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.errors import AgentRLError, DeadlineError, DiskFullError, PolicyDeadError
-from agentrl.run import command, services
+from agentrl.errors import AgentRLError, DiskFullError, PolicyDeadError
+from agentrl.run import command
 from agentrl.run.command import train_command
 from agentrl.run.folder import RunFolder
 from agentrl.run.resume import Start
-from agentrl.run.services import LoadMeter
 from agentrl.run.signals import Interrupted
 from agentrl.run.state import RunState
 from agentrl.telemetry import metrics
@@ -116,33 +114,3 @@ def test_a_refused_resume_leaves_the_configuration(
     with pytest.raises(AgentRLError, match="refused my run"):
         train(None, "--rollout.groups=99", resume=True)
     assert (tmp_path / "my run" / "config.toml").read_text() == before
-
-
-def test_the_load_meter_survives_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that fails is left out; it must not come back as the run's error when the run ends (K20)."""
-
-    class Client:
-        looks = 0
-
-        async def stats(self) -> Any:
-            self.looks += 1
-            if self.looks == 1:
-                raise DeadlineError("no answer within 30 s")
-            if self.looks == 2:
-                raise PolicyDeadError("gone")
-            return type("Stats", (), {"kv_used_fraction": 0.5, "running": 3})()
-
-    async def scenario() -> LoadMeter:
-        load = LoadMeter()
-        task = asyncio.create_task(services._sample_load(Client(), load))  # type: ignore[arg-type]
-        async with asyncio.timeout(5):
-            while len(load.samples) < 2:
-                await asyncio.sleep(0.01)
-                assert not task.done()
-        await services._cancelled(task)
-        return load
-
-    monkeypatch.setattr(services, "_LOAD_EVERY_S", 0.01)
-    load = asyncio.run(scenario())
-    assert load.take() == {"kv/used_fraction_mean": 0.5, "concurrency/requests_mean": 3.0}
-    assert load.take() == {}

@@ -1,0 +1,58 @@
+"""Servers and ranks on devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl.config import RunConfig
+from agentrl.errors import ConfigError
+from agentrl.run.placement import Placement, available_devices, place
+
+
+def config(schedule: str = "sync", **placement: Any) -> RunConfig:
+    return RunConfig.model_validate({"rollout": {"schedule": schedule}, "placement": placement})
+
+
+def test_sync_shares_devices_and_async_gives_each_its_own() -> None:
+    both = {"replicas": 2, "ranks": 2}
+    assert place(config(**both), available=[4, 5, 6], bind=True) == Placement((4, 5), (4, 5), 2, True)
+    assert place(config("async", **both), available=[0, 1, 2, 3], bind=True) == Placement((0, 1), (2, 3), 4, False)
+    uneven = place(config(replicas=1, ranks=3), available=[0, 1, 2], bind=True)
+    assert uneven == Placement((0,), (0, 1, 2), 3, True)
+
+
+def test_named_devices_come_in_their_order() -> None:
+    assert place(config("async", devices=(3, 1)), available=[0, 1, 2, 3], bind=True) == Placement((3,), (1,), 2, False)
+
+
+def test_unbound_processes_count_every_device() -> None:
+    assert place(config("async"), available=[0], bind=False) == Placement((None,), (None,), 1, False)
+    assert place(config(), available=[0, 1], bind=False) == Placement((None,), (None,), 2, True)
+
+
+def test_an_evaluation_places_servers_only() -> None:
+    assert place(config("async"), available=[7], bind=True, train=False) == Placement((7,), (), 1, False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "placement", "available", "words"),
+    [
+        ("async", {}, [0], "1 policy servers and 1 trainer ranks need 2 devices"),
+        ("sync", {"replicas": 3}, [0, 1], "need 3 devices"),
+        ("sync", {"devices": (9,)}, [0, 1], "no device 9"),
+    ],
+)
+def test_too_few_devices_are_refused(
+    schedule: str, placement: dict[str, Any], available: list[int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        place(config(schedule, **placement), available=available, bind=True)
+    assert error.value.remedy
+
+
+def test_visible_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert available_devices(cuda=True) == [2, 5]
+    assert available_devices(cuda=False)

@@ -1,0 +1,85 @@
+"""What watches a run from beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentrl.errors import DeadlineError, PolicyDeadError
+from agentrl.policy import ConcurrencyController, ServerStats
+from agentrl.run import supervise
+from agentrl.run.load import LoadMeter
+from agentrl.run.supervise import Doing, supervised
+from agentrl.wire import EventKind
+
+
+class Router:
+    """Fails twice, then answers; the fullest server has preempted at last. `enough` is set after `until` looks."""
+
+    looks, until = 0, 0
+
+    def __init__(self) -> None:
+        self.enough = asyncio.Event()
+
+    async def stats(self) -> list[ServerStats]:
+        self.looks += 1
+        if self.looks >= self.until:
+            self.enough.set()
+        if self.looks == 1:
+            raise DeadlineError("no answer within 30 s")
+        if self.looks == 2:
+            raise PolicyDeadError("gone")
+        preemptions = 5 if self.looks > 4 else 0
+        return [ServerStats(3, 1, 0.5, 0, 0, 0, 0, 0), ServerStats(2, 0, 0.9, preemptions, 0, 0, 0, 0)]
+
+
+def parts(controller: ConcurrencyController | None = None) -> Any:
+    engine = SimpleNamespace(limit=10, active=10, waiting=2)
+    return SimpleNamespace(
+        router=Router(), engine=engine, controller=controller, load=LoadMeter(), servers=(), process=None
+    )
+
+
+def watch(services: Any, monkeypatch: pytest.MonkeyPatch, *, looks: int) -> list[tuple[EventKind, dict[str, Any]]]:
+    """Run the watchers beside a block that ends after so many looks."""
+    told: list[tuple[EventKind, dict[str, Any]]] = []
+    recorder = SimpleNamespace(tell=lambda kind, **data: told.append((kind, data)))
+    monkeypatch.setattr(supervise, "_SAMPLE_EVERY_S", 0.01)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(5), supervised(services, recorder, lambda: Doing(4, 1, True)):  # type: ignore[arg-type]
+            services.router.until = looks
+            await services.router.enough.wait()
+
+    asyncio.run(scenario())
+    return told
+
+
+def test_k20_a_look_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not come back as the run's error when the run ends."""
+    services = parts()
+    told = watch(services, monkeypatch, looks=4)
+    assert services.load.take()["kv/used_fraction_mean"] == pytest.approx(0.7)
+    (kind, data), *_ = told
+    assert kind is EventKind.LOAD
+    assert (data["running"], data["kv"]) == ([4, 2], [0.5, 0.9])
+    assert (data["active"], data["waiting"], data["in_flight"], data["queued"]) == (10, 2, 4, 1)
+    assert data["training"] is True
+
+
+def test_the_controller_moves_the_limit_of_active_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = parts(controller=ConcurrencyController(10))
+    watch(services, monkeypatch, looks=7)
+    assert services.engine.limit == 8  # 0.8 of those active when the server preempted
+
+
+def test_what_the_block_raises_is_raised_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with supervised(parts(), SimpleNamespace(tell=lambda *_, **__: None), Doing):  # type: ignore[arg-type]
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(scenario())
