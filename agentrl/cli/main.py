@@ -25,11 +25,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 sandbox_app = typer.Typer(help="Debug in tasks' sandboxes, make tasks, look after the machine.", no_args_is_help=True)
+bench_app = typer.Typer(help="Compare schedules, measure generation alone.", no_args_is_help=True)
 
 for _name in ("train", "sft", "evaluate", "report", "view", "doctor"):
     importlib.import_module(f"agentrl.cli.{_name}").register(app)
 importlib.import_module("agentrl.cli.sandbox").register(sandbox_app)
 app.add_typer(sandbox_app, name="sandbox")
+importlib.import_module("agentrl.cli.bench").register(bench_app)
+app.add_typer(bench_app, name="bench")
 
 
 def fail(error: AgentRLError) -> int:

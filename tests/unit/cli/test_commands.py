@@ -25,7 +25,7 @@ def test_help_answers_at_once() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert shown.returncode == 0
-    for command in ("train", "sft", "eval", "report", "view", "doctor", "sandbox"):
+    for command in ("train", "sft", "eval", "report", "view", "doctor", "sandbox", "bench"):
         assert command in shown.stdout
     assert best < 0.5
 
@@ -45,6 +45,10 @@ def test_help_answers_at_once() -> None:
         (["report", "/nowhere"], ["is no run folder"]),
         (["view", "/nowhere"], ["is no run folder"]),
         (["sandbox", "build", "--backend", "podman"], ["podman"]),
+        (["bench", "schedules", "--only", "async-9"], ["async-9", "async-2"]),
+        (["bench", "schedules", "--seed", "3"], ["--seeds"]),
+        (["bench", "schedules", "--train.updates-per-step", "3"], ["what makes the comparison"]),
+        (["bench", "rollout", "swe-gym"], ["--simulate-train"]),
     ],
 )
 def test_bad_input_is_one_screen_and_exit_2(words: list[str], says: list[str], tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_every_command_parses(page: str, line: str, in_prose: bool) -> None:
     settings = {"preset": found.get("preset"), "file": None, "overrides": found["overrides"]}
     if found["command"] == "sft":
         load_warm_start(**settings)
-    elif found["command"] in ("train", "eval"):
+    elif found["command"] in ("train", "eval", "rollout"):
         load_config(**settings)
-    elif line.startswith("agentrl sandbox "):
+    elif line.startswith(("agentrl sandbox ", "agentrl bench ")):
         load_config(overrides=found["overrides"])
     else:
         assert found["overrides"] == []
