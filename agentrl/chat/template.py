@@ -65,6 +65,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
+        self._environment = environment
         self._variables = dict(variables)
         try:
             self._compiled = environment.from_string(source)
@@ -80,12 +81,14 @@ class ChatTemplate:
     ) -> str:
         """The chat as text. Raises `ConfigError` where the template refuses the messages."""
         try:
-            return self._compiled.render(
-                messages=[message_dict(message) for message in messages],
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
+            return self._rendered(
+                {
+                    "messages": [message_dict(message) for message in messages],
+                    "tools": list(tools) if tools else None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._variables,
+                }
             )
         except (jinja2.TemplateError, TypeError) as error:
             raise ConfigError(
@@ -93,3 +96,15 @@ class ChatTemplate:
                 where=f"chat template, roles {[message.role for message in messages]}",
                 remedy="set agent.tools.chat_template=chatml to render with agentrl's own ChatML template",
             ) from error
+
+    def _rendered(self, variables: dict[str, Any]) -> str:
+        """`Template.render`, after which nothing is left for the garbage collector.
+
+        A template's macros and its context hold each other: thirty objects a turn, which with thousands of episodes
+        in memory would make the collector stop the event loop for a second, again and again.
+        """
+        context = self._compiled.new_context(variables)
+        try:
+            return self._environment.concat(self._compiled.root_render_func(context))
+        finally:
+            context.vars.clear()

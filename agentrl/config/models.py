@@ -295,6 +295,15 @@ class RunConfig(Model):
                 f"agent.episode_timeout_s + rollout.grade_timeout_s + 2 · sandbox.start_timeout_s = {needed_s:g}; "
                 "remedy: raise the first or lower one of the others"
             )
+        for key, limit_s in (
+            ("rollout.grade_timeout_s", self.rollout.grade_timeout_s),
+            ("agent.tools.command_timeout_s", self.agent.tools.command_timeout_s),
+        ):
+            if limit_s > self.rollout.stuck_timeout_s:
+                raise ValueError(
+                    f"{key} ({limit_s:g}) exceeds rollout.stuck_timeout_s ({self.rollout.stuck_timeout_s:g}), after "
+                    "which a rollout counts as stuck; remedy: lower the first or raise the second"
+                )
         if self.train.updates_per_step > self.rollout.groups:
             raise ValueError(
                 f"train.updates_per_step ({self.train.updates_per_step}) exceeds rollout.groups "

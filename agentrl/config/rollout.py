@@ -77,6 +77,12 @@ class RolloutConfig(Model):
                 "rollout.max_staleness has no effect with rollout.schedule=sync, which is on-policy; remedy: remove "
                 "it, or rollout.schedule=async"
             )
+        if self.stall_timeout_s < self.stuck_timeout_s:
+            raise ValueError(
+                f"rollout.stall_timeout_s ({self.stall_timeout_s:g}) is below rollout.stuck_timeout_s "
+                f"({self.stuck_timeout_s:g}): the run would end before a stuck rollout is tried again; remedy: raise "
+                "the first or lower the second"
+            )
         if self.window is not None and self.window < self.groups:
             raise ValueError(
                 f"rollout.window ({self.window}) is below rollout.groups ({self.groups}): no batch could ever be "

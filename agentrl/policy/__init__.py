@@ -2,7 +2,7 @@
 
 from agentrl.policy.client import VllmClient
 from agentrl.policy.command import check_model, model_location
-from agentrl.policy.concurrency import ConcurrencyController, LoadSample, start_limit
+from agentrl.policy.concurrency import ConcurrencyController, ServerLoad, start_limit
 from agentrl.policy.delivery import deliver
 from agentrl.policy.metrics import ServerStats
 from agentrl.policy.models import local_model
@@ -14,10 +14,10 @@ from agentrl.policy.server import ServerExit, VllmServer
 __all__ = [
     "ConcurrencyController",
     "Device",
-    "LoadSample",
     "PolicyRouter",
     "RoutedPolicy",
     "ServerExit",
+    "ServerLoad",
     "ServerStats",
     "VllmClient",
     "VllmInstall",

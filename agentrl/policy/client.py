@@ -160,7 +160,8 @@ class VllmClient:
         await self._post(path, msgspec.json.encode(body or {}), request_id=path, timeout_s=timeout_s)
 
     async def _get(self, path: str, *, timeout_s: float) -> bytes:
-        return await self._tried(lambda: self._once("GET", path, b"", where=path), timeout_s=timeout_s, where=path)
+        where = f"{self._url}{path}"
+        return await self._tried(lambda: self._once("GET", path, b"", where=where), timeout_s=timeout_s, where=where)
 
     async def _post(self, path: str, body: bytes, *, request_id: str, timeout_s: float) -> bytes:
         where = f"request {request_id}, {path}"

@@ -26,7 +26,7 @@ _STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSample:
+class ServerLoad:
     """A look at all servers: the fullest one's KV use in [0, 1], requests running and waiting, preemptions since
     start, active trajectories, and when (seconds of a clock that never goes back)."""
 
@@ -63,7 +63,7 @@ class ConcurrencyController:
         """Whether no back-off has happened yet."""
         return self._step is None
 
-    def observe(self, sample: LoadSample) -> int:
+    def observe(self, sample: ServerLoad) -> int:
         """The new limit. Samples come in the order of their `now`."""
         before = sample.preemptions if self._preemptions is None else self._preemptions
         self._preemptions = max(before, sample.preemptions)
@@ -75,18 +75,18 @@ class ConcurrencyController:
             self._raise(sample)
         return self._limit
 
-    def _has_room(self, sample: LoadSample) -> bool:
+    def _has_room(self, sample: ServerLoad) -> bool:
         """Whether more trajectories would run: the last raise has shown what it does, and all are well served."""
         settled = sample.now >= self._settled_at and sample.active >= self._limit
         return settled and not sample.waiting and sample.kv_used_fraction < _KV_ROOM
 
-    def _back_off(self, sample: LoadSample) -> None:
+    def _back_off(self, sample: ServerLoad) -> None:
         target = int(_BACK_OFF * min(sample.active, self._limit))
         self._limit = max(self._floor, min(target, self._limit - 1))
         self._step = max(1, self._limit // _STEPS)
         self._cool_until = sample.now + self._cool_down_s
 
-    def _raise(self, sample: LoadSample) -> None:
+    def _raise(self, sample: ServerLoad) -> None:
         self._limit = min(self._cap, self._limit * 2 if self._step is None else self._limit + self._step)
         self._settled_at = sample.now + self._settle_s
 

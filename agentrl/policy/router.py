@@ -42,6 +42,7 @@ class _Server:
     client: VllmClient
     tokens: int = 0
     trajectories: int = 0
+    chosen: int = 0  # times, so that servers of equal load take turns
     closed: int = 0  # its closings that an earlier delivery has waited for
     forced: int = 0  # preemptions by deliveries, which drop the cached keys of every running request
     preemptions: int = 0  # the others, as last told
@@ -98,8 +99,9 @@ class PolicyRouter:
 
     def _choose(self) -> _Server:
         """The server for a trajectory that holds nothing yet."""
-        chosen = min(self._servers, key=lambda server: (server.tokens, server.trajectories))
+        chosen = min(self._servers, key=lambda server: (server.tokens, server.trajectories, server.chosen))
         chosen.trajectories += 1
+        chosen.chosen += 1
         return chosen
 
     def _check_versions(self, got: Generation, *, held: int | None, server: _Server, request_id: str) -> None:

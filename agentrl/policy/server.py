@@ -2,7 +2,7 @@
 
     start ──▶ serving ──▶ ended          (stop(), its own death, or ours: see `supervise.py`)
 
-Invariant: once `ended` tells an exit, no process of the server's group is alive.
+Invariant: once `ended` tells an exit, no process of the server's group is alive and no socket of it is left.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,8 +112,18 @@ def log_tail(path: Path) -> str:
 class VllmServer:
     """One vLLM server in its own session. Make it with `start`; end it with `stop` (or `async with`)."""
 
-    def __init__(self, process: subprocess.Popen[bytes], *, api_pid: int, host: str, port: int, log_path: Path) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        *,
+        api_pid: int,
+        host: str,
+        port: int,
+        log_path: Path,
+        scratch: Path,
+    ) -> None:
         self._process = process
+        self._scratch = scratch
         self._ended: ServerExit | None = None
         self.api_pid = api_pid
         self.host = host
@@ -196,20 +208,26 @@ class VllmServer:
     ) -> Self:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         script = str(Path(__file__).with_name("supervise.py"))
-        supervisor = [sys.executable, "-I", script, str(_GRACE_S), "any" if core is None else str(core)]
-        with log_path.open("wb") as log_file:
-            process = subprocess.Popen(
-                [*supervisor, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                env=environment,
-                start_new_session=True,
-            )
+        # vLLM never removes its sockets, so they get a folder of their own.
+        scratch = Path(tempfile.mkdtemp(prefix="agentrl-policy-"))
+        supervisor = [sys.executable, "-I", script, str(_GRACE_S), "any" if core is None else str(core), str(scratch)]
+        try:
+            with log_path.open("wb") as log_file:
+                process = subprocess.Popen(
+                    [*supervisor, *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log_file,
+                    env={**environment, "VLLM_RPC_BASE_PATH": str(scratch)},
+                    start_new_session=True,
+                )
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         assert process.stdout is not None
         first = process.stdout.readline()
         pid = int(json.loads(first)["pid"]) if first else -1
-        return cls(process, api_pid=pid, host=host, port=port, log_path=log_path)
+        return cls(process, api_pid=pid, host=host, port=port, log_path=log_path, scratch=scratch)
 
     async def _wait_serving(self, deadline: float) -> bool:
         """Wait for `/health`. False: it serves; True: its port was taken. Raises `PolicyStartError`
@@ -245,9 +263,11 @@ class VllmServer:
         return self._ended
 
     def _bury(self) -> ServerExit:
-        """After the supervisor's end: kill what is left of the group, read the exit code, close the pipes."""
+        """After the supervisor's end: kill what is left of the group, remove its sockets, read the exit code, close
+        the pipes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        shutil.rmtree(self._scratch, ignore_errors=True)
         assert self._process.stdout is not None
         assert self._process.stdin is not None
         code: int | None = None

@@ -1,7 +1,8 @@
 """Keeps the processes of one policy server together: none outlives another, nor the orchestrator.
 
-Runs as a script on the standard library alone (`python -I supervise.py GRACE_S CORE COMMAND…`), as leader of an
-own session. CORE binds all of them to one core of the processor (`any`: unbound), before anything is started:
+Runs as a script on the standard library alone (`python -I supervise.py GRACE_S CORE SCRATCH COMMAND…`), as leader
+of an own session. CORE binds all of them to one core of the processor (`any`: unbound), before anything is started.
+SCRATCH is the folder of the server's sockets, which is removed with the group:
 
     orchestrator ──stdin (held open)──▶ supervisor ──▶ API server ──▶ engine (──▶ workers)
 
@@ -23,6 +24,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,8 +63,8 @@ def _others() -> dict[int, bool]:
     return found
 
 
-def _kill_group() -> None:
-    """Kill every process of our group, ourselves last and included. Never returns."""
+def _kill_group(scratch: str) -> None:
+    """Kill every process of our group, ourselves last and included, and remove `scratch`. Never returns."""
     deadline = time.monotonic() + _TRACKER_GRACE_S
     while (others := _others()) and time.monotonic() < deadline:
         for pid, is_tracker in others.items():
@@ -70,12 +72,13 @@ def _kill_group() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+    shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> None:
     """Start the command and stay until it, or the orchestrator, is gone. Never returns."""
-    grace_s, core, command = float(arguments[0]), arguments[1], arguments[2:]
+    grace_s, core, scratch, command = float(arguments[0]), arguments[1], arguments[2], arguments[3:]
     if core != "any":
         os.sched_setaffinity(0, {int(core)})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -92,7 +95,7 @@ def main(arguments: list[str]) -> None:
         child.send_signal(signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, grace_s)
 
-    signal.signal(signal.SIGALRM, lambda *_: _kill_group())
+    signal.signal(signal.SIGALRM, lambda *_: _kill_group(scratch))
     signal.signal(signal.SIGTERM, stop)
     _report(pid=child.pid)
 
@@ -104,9 +107,9 @@ def main(arguments: list[str]) -> None:
         ready = {fd for fd, _ in poller.poll(_POLL_MS)}
         if child_fd in ready:
             _report(exit=child.wait())
-            _kill_group()
+            _kill_group(scratch)
         if ready or os.getppid() != parent:
-            _kill_group()
+            _kill_group(scratch)
 
 
 if __name__ == "__main__":

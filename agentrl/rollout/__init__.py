@@ -9,7 +9,7 @@ from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode, EpisodeRunner
 from agentrl.rollout.fairness import FairnessMeter, group_seconds
 from agentrl.rollout.filters import DrySpell, FilterCounts, Verdict
-from agentrl.rollout.groups import GroupRequest, GroupResult, ScoredGroup, score_group, score_groups
+from agentrl.rollout.groups import GroupRequest, GroupResult, ScoredGroup, score_group
 from agentrl.rollout.metrics import (
     concurrency_metrics,
     correction_metrics,
@@ -58,7 +58,6 @@ __all__ = [
     "is_solved",
     "rollout_metrics",
     "score_group",
-    "score_groups",
     "staleness_metrics",
     "throughput_metrics",
     "trained_records",

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from agentrl.errors import DiskFullError, RecordError, RunFolderError
 from agentrl.rollout.groups import GroupResult
-from agentrl.trajectory.parquet import from_bytes, to_bytes
+from agentrl.trajectory.parquet import from_bytes, schema, to_bytes
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -42,6 +42,7 @@ class GroupBuffer:
     """`buffer.sqlite` of a run folder. One writer; not thread-safe."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        schema()  # pyarrow is imported now, and not while rollouts are running
         self.path = Path(path)
         self._db = sqlite3.connect(self.path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
         try:

@@ -70,7 +70,7 @@ class Limits:
     def from_config(cls, config: RunConfig) -> Limits:
         """The limits that a configuration asks for."""
         return cls(
-            # A pool smaller than `rollout.concurrency` makes rollouts wait for another one's episode to end.
+            # Gradings hold sandboxes too: in a full pool a rollout waits for another one's episode to end.
             lease_s=config.sandbox.start_timeout_s + config.agent.episode_timeout_s,
             episode_s=config.agent.episode_timeout_s,
             grade_s=config.rollout.grade_timeout_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,8 +81,3 @@ def score_group(group: GroupResult, *, advantage: str, min_valid: int = 2) -> Sc
     """Fill a group's advantages (`train.advantage.name`) and judge it."""
     values = advantages(advantage, group.rewards)
     return ScoredGroup(group, values, judge(values, min_valid=min_valid))
-
-
-def score_groups(groups: Sequence[GroupResult], *, advantage: str, min_valid: int = 2) -> list[ScoredGroup]:
-    """`score_group` for each."""
-    return [score_group(group, advantage=advantage, min_valid=min_valid) for group in groups]

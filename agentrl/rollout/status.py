@@ -1,4 +1,4 @@
-"""What the rollouts in progress are doing, as numbers and names: phases, the watchdog, mean concurrency.
+"""What the rollouts in progress are doing, as numbers and names: phases, the watchdog, how many are active.
 
 No clock in here: every call is given the time, so that each rule is a unit test.
 """
@@ -104,7 +104,7 @@ class Watchdog:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """An interval of rollout work: its wall seconds, time-weighted mean and peak of rollouts in progress."""
+    """An interval: its wall seconds, time-weighted mean and peak of active rollouts."""
 
     wall_s: float
     concurrency_mean: float
@@ -112,7 +112,7 @@ class Usage:
 
 
 class ConcurrencyMeter:
-    """Time-weighted count of rollouts in progress between `start` and `stop`."""
+    """Time-weighted count of active rollouts, from one `read` to the next."""
 
     def __init__(self, *, now: float) -> None:
         self._began = self._at = now

@@ -282,7 +282,11 @@ class RolloutStream:
         for member in self._members():
             status = member.status
             if shared.watchdog.is_stuck(status, now=now):
-                error = DeadlineError(f"no progress for {now - status.since:.0f} s", where=str(status))
+                error = DeadlineError(
+                    f"no progress for {now - status.since:.0f} s",
+                    where=str(status),
+                    remedy="raise rollout.stuck_timeout_s, or look for what hangs in the run folder's logs/",
+                )
                 if member.place.block.interrupt(error):
                     shared.note(f"{error.what}: {status}")
             elif status.phase in LEASES and now - status.since >= _SANDBOX_PATIENCE_S:

@@ -181,14 +181,14 @@ def _per_updates(comparison: Comparison) -> Table:
             name,
             _number(comparison.mean(name, lambda run: run.solve_start).value, ".1%"),
             _number(comparison.mean(name, lambda run: run.solve_end).value, ".1%"),
-            _spread(comparison.mean(name, gain), ".1%"),
+            _points(comparison.mean(name, gain)),
             _number(comparison.mean(name, lambda run: run.updates).value, ".0f"),
-            _spread(comparison.mean(name, per_100_updates), ".1%"),
+            _points(comparison.mean(name, per_100_updates)),
             _against(comparison, name, per_100_updates),
         )
         for name in comparison.schedules
     )
-    heads = ("schedule", "start", "end", "gain", "updates", "gain / 100 updates", f"÷ {BASELINE}'s")
+    heads = ("schedule", "start", "end", "gain, points", "updates", "points / 100 updates", f"÷ {BASELINE}'s")
     return Table("Reward per 100 updates", _reward_note(comparison, per_100_updates), heads, rows)
 
 
@@ -197,13 +197,13 @@ def _per_hours(comparison: Comparison) -> Table:
         (
             name,
             _number(comparison.mean(name, lambda run: run.device_hours).value, ".3f"),
-            _spread(comparison.mean(name, per_device_hour), ".1%"),
+            _points(comparison.mean(name, per_device_hour)),
             _against(comparison, name, per_device_hour),
             str(len(comparison.of(name))),
         )
         for name in comparison.schedules
     )
-    heads = ("schedule", "device-hours", "gain / device-hour", f"÷ {BASELINE}'s", "seeds")
+    heads = ("schedule", "device-hours", "points / device-hour", f"÷ {BASELINE}'s", "seeds")
     return Table("Reward per device-hour", _reward_note(comparison, per_device_hour), heads, rows)
 
 
@@ -235,6 +235,11 @@ def _time(comparison: Comparison) -> Table:
         "part of a step in which slots stand empty for want of work."
     )
     return Table("Where the time goes", note, heads, tuple(rows))
+
+
+def _points(estimate: Estimate) -> str:
+    """A difference of solve rates in percentage points."""
+    return _spread(estimate, ".1%").replace("%", "")
 
 
 def _against(comparison: Comparison, schedule: str, value: Value) -> str:

@@ -19,6 +19,7 @@ from agentrl.wire import EventKind
 
 TOKENS = "throughput/tokens_per_device_minute"
 CONCURRENCY = "concurrency/per_replica_mean"
+DEVICES = "throughput/devices"
 STEP_S, TAIL_S, OUTSIDE_TAIL = "time/step_s", "time/tail_s", "idle/outside_tail_fraction"
 BY_TIME = (
     *(f"throughput/{what}_per_device_minute" for what in ("tokens", "agent_tokens", "environment_tokens")),
@@ -80,12 +81,12 @@ def read_run(folder: Path, *, schedule: str, seed: int) -> RunFigures:
             where=str(folder / "metrics.jsonl"),
             remedy="run the bench command again: it goes on with what is unfinished",
         )
-    figures, hours = run_figures(run, rows), device_hours(run, rows)
-    updates = _updates(run, rows)
+    updates = _updates(rows)
     if not updates:
         raise RunFolderError(
             "it trained nothing: no step had a group to learn from", where=str(folder), remedy="see its report.html"
         )
+    hours = device_hours(run, rows)
     return RunFigures(
         schedule=schedule,
         seed=seed,
@@ -95,7 +96,7 @@ def read_run(folder: Path, *, schedule: str, seed: int) -> RunFigures:
         device_hours=hours[-1],
         solve_start=ends[0],
         solve_end=ends[1],
-        figures=figures,
+        figures=run_figures(run, rows),
         phases=phase_means(rows),
         curve=_curve(rows, hours),
         load=_load(run),
@@ -103,23 +104,21 @@ def read_run(folder: Path, *, schedule: str, seed: int) -> RunFigures:
 
 
 def devices_of(run: RunData) -> int:
-    """Devices that the run's placement takes: shared by servers and ranks in `sync`, each its own in `async`."""
-    replicas, ranks = (int(run.setting(f"placement.{key}", 1)) for key in ("replicas", "ranks"))
-    return max(replicas, ranks) if run.setting("rollout.schedule", "sync") == "sync" else replicas + ranks
+    """Devices that the run's throughput is divided by. Raises `RunFolderError` where its last step lacks them."""
+    return int(_required(run.metrics[-1], DEVICES, run.run_dir))
 
 
 def device_hours(run: RunData, rows: Sequence[MetricsRow]) -> list[float]:
-    """Device-hours at the end of each step."""
-    devices, total, found = devices_of(run), 0.0, []
+    """Device-hours at the end of each step. Raises `RunFolderError` for a step without time or devices."""
     for row in rows:
-        total += _seconds(row, run.run_dir)
-        found.append(devices * total / 3600)
-    return found
+        _required(row, STEP_S, run.run_dir)
+        _required(row, DEVICES, run.run_dir)
+    return [run.device_hours[row.step] for row in rows]
 
 
 def run_figures(run: RunData, rows: Sequence[MetricsRow]) -> dict[str, float]:
     """Figures over all steps by their public names; one that no step has is left out."""
-    seconds = [_seconds(row, run.run_dir) for row in rows]
+    seconds = [_required(row, STEP_S, run.run_dir) for row in rows]
     found = {name: _weighted(rows, name, seconds) for name in BY_TIME}
     outside = [s - row.values.get(TAIL_S, 0.0) for row, s in zip(rows, seconds, strict=True)]
     found[OUTSIDE_TAIL] = _weighted(rows, OUTSIDE_TAIL, outside)
@@ -140,10 +139,14 @@ def phase_means(rows: Sequence[MetricsRow]) -> dict[str, float]:
     }
 
 
-def _seconds(row: MetricsRow, folder: Path) -> float:
-    if STEP_S not in row.values:
-        raise RunFolderError(f"step {row.step} lacks {STEP_S}", where=str(folder / "metrics.jsonl"))
-    return row.values[STEP_S]
+def _required(row: MetricsRow, name: str, folder: Path) -> float:
+    if name not in row.values:
+        raise RunFolderError(
+            f"step {row.step} lacks {name}",
+            where=str(folder / "metrics.jsonl"),
+            remedy="run it again with this version of agentrl, in another folder",
+        )
+    return row.values[name]
 
 
 def _weighted(rows: Sequence[MetricsRow], name: str, weights: Sequence[float]) -> float | None:
@@ -153,11 +156,9 @@ def _weighted(rows: Sequence[MetricsRow], name: str, weights: Sequence[float]) -
     return sum(value * weight for value, weight in pairs) / total if total > 0 else None
 
 
-def _updates(run: RunData, rows: Sequence[MetricsRow]) -> float:
-    """Optimizer steps taken: those of each batch that was trained, without the ones that were skipped."""
-    trained = sum("time/train_s" in row.values for row in rows)
-    skipped = sum(row.values.get("skipped_updates", 0.0) for row in rows)
-    return trained * int(run.setting("train.updates_per_step", 1)) - skipped
+def _updates(rows: Sequence[MetricsRow]) -> float:
+    """Optimizer steps taken; a step that trained nothing has none."""
+    return sum(row.values.get("updates", 0.0) for row in rows)
 
 
 def _curve(rows: Sequence[MetricsRow], hours: Sequence[float]) -> list[dict[str, float]]:

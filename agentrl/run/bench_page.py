@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import disk_full_is_typed
 from agentrl.run.bench_comparison import Comparison, Table, Value, figure, per_device_hour, tables
 from agentrl.run.bench_figures import CONCURRENCY, CURVES, PHASES, TOKENS, RunFigures
 from agentrl.run.bench_plan import BASELINE, SCHEDULES
 from agentrl.telemetry.chart_parts import Chart, make_chart
 from agentrl.telemetry.page import asset, self_contained
 from agentrl.telemetry.report import chart_section, plotly_source
+from agentrl.telemetry.writing import write_whole
 
 _COLOURS = {name: f"@c{number}" for number, name in enumerate(SCHEDULES)}
 _PHASE_COLOURS = {"setup": "@c7", "tail": "@c5"}
@@ -37,11 +36,7 @@ def write_page(comparison: Comparison, out: Path) -> None:
 <main class="wrap">{sections}{chart_section("Plots", charts)}</main>"""
     scripts = [plotly_source(), asset("page.js"), asset("charts.js"), _DRAW]
     html = self_contained("agentrl · schedules", body, {"charts": charts}, scripts)
-    scratch = out.with_name(f".{out.name}.tmp")
-    with disk_full_is_typed(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(html, encoding="utf-8")
-        os.replace(scratch, out)
+    write_whole(out, html)
 
 
 def _table_html(table: Table) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from agentrl.config import RunConfig
 from agentrl.config.load import dump_toml, leaf_keys, load_config, parse_overrides
-from agentrl.errors import ConfigError, RunFailedError, disk_full_is_typed
+from agentrl.errors import ConfigError, RunFailedError
 from agentrl.run.bench_comparison import rounded
 from agentrl.run.bench_figures import device_hours, devices_of, phase_means, run_figures
 from agentrl.run.environments import load_environment
@@ -29,6 +29,7 @@ from agentrl.run.recorder import Recorder, installed_versions, keep_tokenizer
 from agentrl.run.resume import Start
 from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.telemetry.run_data import load_runs
+from agentrl.telemetry.writing import write_whole
 from agentrl.wire import Batch, Environment, EventKind, Saved, StepResult, TrainedSequence, Trainer, WeightManifest
 from agentrl.wire.events import Phase
 
@@ -96,6 +97,9 @@ def rollout_command(
     if dry_run:
         print(dump_toml(config), end="")
         return 0
+    from agentrl.run.command import check_machine
+
+    check_machine(config, train=True)
     folder = open_run_folder(config.run_dir, resume=False)
     try:
         folder.write_config(dump_toml(config))
@@ -109,9 +113,7 @@ def rollout_command(
     found = figures(folder.path, train_s=train_s)
     _show(found)
     if out is not None:
-        with disk_full_is_typed(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        write_whole(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
         print(f"figures: {out}")
     return 0
 

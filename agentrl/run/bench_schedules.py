@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from agentrl.errors import RunFailedError, disk_full_is_typed
+from agentrl.errors import RunFailedError
 from agentrl.run.bench_comparison import Comparison, Table, as_json, tables
 from agentrl.run.bench_figures import read_run
 from agentrl.run.bench_page import write_page
@@ -32,6 +32,7 @@ from agentrl.run.bench_plan import BenchRun, check_settings, choose, clear_unbor
 from agentrl.run.environments import load_environment
 from agentrl.run.folder import is_run_folder
 from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
+from agentrl.telemetry.writing import write_whole
 
 _RUN_LIMIT_S = 6 * 3600.0
 _STOP_S = 120.0
@@ -78,7 +79,8 @@ def report(plan: Sequence[BenchRun], out: Path) -> None:
     console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
     for table in tables(comparison):
         print_table(console, table)
-    _write_json(_heading(plan, finished) | as_json(comparison), out)
+    found = _heading(plan, finished) | as_json(comparison)
+    write_whole(out, json.dumps(found, indent=1, allow_nan=False) + "\n")
     page = out.with_suffix(".html")
     write_page(comparison, page)
     if len(finished) < len(plan):
@@ -128,14 +130,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-def _write_json(value: dict[str, Any], out: Path) -> None:
-    scratch = out.with_name(f".{out.name}.tmp")
-    with disk_full_is_typed(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(scratch, out)
 
 
 # --- running ------------------------------------------------------------------------------------------------------

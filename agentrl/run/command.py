@@ -69,7 +69,7 @@ def train_command(
         print(dump_toml(config), end="")
         return 0
     if not resume:  # a resumed run has its model in its checkpoint
-        _check_model(config)
+        check_machine(config, train=True)
     folder = open_run_folder(config.run_dir, resume=resume)
     try:
         log_to_file(folder)
@@ -77,18 +77,26 @@ def train_command(
         if start.state.step >= config.steps:
             print(f"all {start.state.step} steps are done; to train longer: {_go_on(config)} --steps N")
             return 0
+        if resume:
+            check_machine(config, train=True, model=False)
         folder.write_config(dump_toml(config))
         return _train(config, folder, env, start, resume=resume, plain=plain)
     finally:
         folder.close()
 
 
-def _check_model(config: RunConfig) -> None:
-    """Before the run folder is made: a mended command can then use it. Raises ConfigError."""
-    from agentrl.policy import check_model, local_model
+def check_machine(config: RunConfig, *, train: bool, model: bool = True) -> None:
+    """Before the run folder is made, or the configuration in it replaced: a mended command can then use it.
 
-    local_model(config.policy.model)
-    check_model(config.policy)
+    Raises ConfigError for a model or a placement that cannot be, MissingRequirementError where no server could run.
+    """
+    from agentrl.policy import check_model, local_model
+    from agentrl.run.services import place_here
+
+    if model:
+        local_model(config.policy.model)
+        check_model(config.policy)
+    place_here(config, train=train)
 
 
 def _resumed(preset: str | None, file: Path | None, run_dir: Path | None) -> tuple[Path, Path]:
@@ -204,7 +212,7 @@ def evaluate_command(
         print(dump_toml(config), end="")
         return 0
     if not reference:
-        _check_model(config)
+        check_machine(config, train=False)
     folder = open_run_folder(config.run_dir, resume=False)
     try:
         log_to_file(folder)
@@ -298,6 +306,7 @@ async def _evaluation(
     from agentrl.run.evaluate import evaluate, prediction
     from agentrl.run.reference import grade_references
     from agentrl.run.services import open_services
+    from agentrl.run.supervise import Doing, supervised
 
     recorder.tell(EventKind.RUN_STARTED, run=folder.path.name, steps=0, versions=installed_versions())
     if reference:
@@ -305,7 +314,8 @@ async def _evaluation(
     keep_tokenizer(local_model(config.policy.model), folder)
     async with open_services(config, folder, recorder, env, train=False, sampling_seed=config.seed) as services:
         await services.router.label_version(0)
-        rate, groups = await evaluate(services, recorder, config, split=split, tasks=tasks, samples=samples, step=0)
+        async with supervised(services, recorder, Doing):
+            rate, groups = await evaluate(services, recorder, config, split=split, tasks=tasks, samples=samples, step=0)
     every = [trajectory for group in groups for trajectory in group.trajectories]
     with (folder.path / "predictions.jsonl").open("w", encoding="utf-8", errors="surrogateescape") as out:
         for trajectory in every:

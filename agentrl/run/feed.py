@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from agentrl.config import RunConfig
 from agentrl.rollout.buffer import GroupBuffer
@@ -27,7 +27,7 @@ from agentrl.rollout.stream import RolloutStream
 class Settled:
     """What a step settles: the groups of its batch, and those that ended since the last one without being trained.
 
-    `given_up_s`: how long each group had run that was dropped unfinished, and of which nothing is left.
+    `given_up_s`: how long each group had run that was dropped unfinished, and of which only the count is left.
     """
 
     trained: tuple[ScoredGroup, ...]
@@ -41,12 +41,13 @@ class Settled:
 
     @property
     def counts(self) -> FilterCounts:
-        return FilterCounts.of(scored.verdict for scored in (*self.trained, *self.others))
+        verdicts = [scored.verdict for scored in (*self.trained, *self.others)]
+        return FilterCounts.of([*verdicts, *(Verdict.STALE for _ in self.given_up_s)])
 
 
 class GroupFeed:
     """Between `Scheduler`, data position, buffer and the engine's stream. `kept` are finished groups of an earlier
-    sitting, taken as they are where they are as if generated now."""
+    sitting, taken as they are where they are as if generated now; `note` takes a line for whoever watches."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class GroupFeed:
         stream: RolloutStream,
         dry: DrySpell,
         kept: Mapping[str, GroupResult],
+        note: Callable[[str], None],
     ) -> None:
         self._config = config
         self._scheduler = scheduler
@@ -66,11 +68,11 @@ class GroupFeed:
         self._stream = stream
         self._dry = dry
         self._kept = dict(kept)
+        self._note = note
         self._scored: dict[str, ScoredGroup] = {}  # finished and not settled yet
-        self._loose: list[ScoredGroup] = []  # those of them that hold no place any more
+        self._loose: list[ScoredGroup] = []  # finished and replaced: the next batch settles them
         self._barren: list[Verdict] = []
         self._given_up: set[str] = set()
-        self._given_up_s: list[float] = []
         self._started_at: dict[str, float] = {}
         self._backlog: deque[tuple[GroupRequest, int | None]] = deque()
         self._held = False
@@ -107,10 +109,19 @@ class GroupFeed:
         return {**dict(self._scheduler.state()), **waiting}
 
     def restore(self, in_flight: Mapping[str, int]) -> None:
-        """Groups that an earlier sitting had submitted (`state`): they go first, in their order."""
+        """Groups that an earlier sitting had submitted (`state`): they go first, in their order. What it kept of others
+        before the data position had been replaced, and only waits to be settled."""
         indices = [int(name.rpartition("-")[2]) for name in in_flight]
         for request in self._cursor.at(indices, group_size=self._config.rollout.group_size):
             self._backlog.append((request, in_flight[request.group_id]))
+        replaced = [g for g in self._kept.values() if g.index < self._cursor.position and g.group_id not in in_flight]
+        for group in replaced:
+            del self._kept[group.group_id]
+            self._loose.append(self._score(group))
+
+    def next_step(self, step: int) -> None:
+        """Rollouts that finish from now on are of this step, for whoever watches."""
+        self._stream.step = step
 
     def look_ahead(self) -> None:
         """Set the sandboxes of the next groups up, so that their first tokens need not wait for them."""
@@ -130,23 +141,21 @@ class GroupFeed:
         trained = tuple(self._scored.pop(name) for name in taken.trained)
         spent = [self._scored.pop(name) for name in taken.spent]
         loose, self._loose = self._loose, []
-        given_up, self._given_up_s = self._given_up_s, []
-        return Settled(trained, (*spent, *loose), tuple(given_up))
+        return Settled(trained, (*spent, *loose))
 
-    async def drop(self, group_ids: Iterable[str]) -> None:
-        """Give groups up that the next delivery would make too old. Those that were finished are settled with the
-        next batch, as stale."""
-        running = []
+    async def drop(self, settled: Settled, group_ids: Iterable[str]) -> Settled:
+        """Give groups up that the next delivery would make too old: they are settled as stale with this batch."""
+        late, given_up_s = [], {}
         for name in group_ids:
             verdict = self._scheduler.drop(name)
             scored = self._scored.pop(name, None)
             if scored is None:
-                running.append(name)
-                self._given_up_s.append(time.monotonic() - self._started_at.pop(name))
+                given_up_s[name] = time.monotonic() - self._started_at.pop(name)
             else:
-                self._loose.append(ScoredGroup(scored.group, scored.advantages, verdict))
-        self._given_up.update(running)  # one that ends while it is being closed is not taken in any more
-        await self._stream.drop(running)
+                late.append(ScoredGroup(scored.group, scored.advantages, verdict))
+        self._given_up.update(given_up_s)  # one that ends while it is being closed is not taken in any more
+        await self._stream.drop(given_up_s)
+        return replace(settled, others=(*settled.others, *late), given_up_s=tuple(given_up_s.values()))
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -177,7 +186,7 @@ class GroupFeed:
         if group.group_id in self._given_up:
             return
         self._started_at.pop(group.group_id, None)
-        scored = score_group(group, advantage=self._config.train.advantage.name)
+        scored = self._score(group)
         if not known:
             self._buffer.put(group)
         self._scheduler.finish(group.group_id, scored.verdict, group.versions)
@@ -189,12 +198,18 @@ class GroupFeed:
             self._barren.clear()
         self._news.set()
 
+    def _score(self, group: GroupResult) -> ScoredGroup:
+        return score_group(group, advantage=self._config.train.advantage.name)
+
     def _note_barren(self, verdict: Verdict) -> None:
         """Replaced groups end no step, so a spell without an accepted one is counted here, P groups to a step."""
         self._barren.append(verdict)
-        if len(self._barren) == self._config.rollout.groups * self._config.rollout.zero_variance_stop:
-            self._dry.length = self._config.rollout.zero_variance_stop - 1
-            self._dry.observe(FilterCounts.of(self._barren))
+        groups = self._config.rollout.groups
+        rounds, rest = divmod(len(self._barren), groups)
+        if rest == 0:
+            self._dry.length = rounds - 1
+            if warning := self._dry.observe(FilterCounts.of(self._barren[-groups:])):
+                self._note(warning)
 
 
 def _is_within(group: GroupResult, oldest: int, newest: int) -> bool:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from agentrl.errors import DiskFullError, RunFolderError, disk_full_is_typed
+from agentrl.errors import DiskFullError, RunFolderError
+from agentrl.telemetry.writing import write_whole
 
 CONFIG, METRICS, EVENTS = "config.toml", "metrics.jsonl", "events.jsonl"
 MIN_FREE_BYTES = 64 * 2**20
@@ -61,10 +62,7 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         """The resolved configuration, whole or not at all: a resume reads it. Raises DiskFullError."""
-        scratch = self.config.with_suffix(".tmp")
-        with disk_full_is_typed(self.config):
-            scratch.write_text(text, encoding="utf-8")
-            os.replace(scratch, self.config)
+        write_whole(self.config, text)
 
     def close(self) -> None:
         """Give the lock back."""

@@ -131,13 +131,16 @@ async def train(run: TrainingRun) -> None:
                 stream=stream,
                 dry=run.dry,
                 kept=_kept(run),
+                note=run.recorder.note,
             )
             feed.restore(run.start.state.in_flight)
             meter = StepMeter(run.services)
             feeding = tasks.create_task(feed.run(), name="feed")
-            while run.step < run.config.steps:
-                await _step(run, feed, meter)
-            feeding.cancel()
+            try:
+                while run.step < run.config.steps:
+                    await _step(run, feed, meter)
+            finally:
+                feeding.cancel()  # before the stream closes, which takes no more groups
 
 
 def _kept(run: TrainingRun) -> dict[str, GroupResult]:
@@ -169,12 +172,14 @@ async def _step(run: TrainingRun, feed: GroupFeed, meter: StepMeter) -> None:
     metrics = _staleness(run, settled)
     records: dict[str, list[Trained] | None] = {}
     if settled.trained:
-        await feed.drop(run.scheduler.doomed())
+        settled = await feed.drop(settled, run.scheduler.doomed())
         trained, records = await _train(run, step, settled)
         metrics |= trained | await _deliver(run, run.version + 1, step=step)
     else:
         run.scheduler.next_round()
+        settled = await feed.drop(settled, run.scheduler.doomed())  # after the last step: whatever is left
         run.recorder.note(f"step {step}: no group to learn from, nothing trained")
+    feed.next_step(step + 1)
     feed.hold(evaluating and run.services.placement.colocated)
     feed.admit()
     apart_s = time.monotonic() - began
@@ -217,6 +222,8 @@ def _require_valid(run: TrainingRun, step: int, settled: Settled) -> None:
 
 
 def _staleness(run: TrainingRun, settled: Settled) -> dict[str, float]:
+    if not settled.trained:
+        return {}
     in_flight, in_queue = run.scheduler.staleness()
     trained = [scored.group for scored in settled.trained]
     return staleness_metrics(trained, version=run.version, in_flight=in_flight, in_queue=in_queue)

@@ -33,21 +33,29 @@ def place(config: RunConfig, *, available: Sequence[int], bind: bool, train: boo
     """Spread servers and (where `train`) ranks over `available` devices.
 
     `bind` False leaves it to the operating system, and all devices count. Raises `ConfigError` where there are too
-    few devices, or none of that name.
+    few devices, none of that name, or where devices are named and not bound.
     """
     wanted, colocated = config.placement, config.rollout.schedule == "sync"
     ranks = wanted.ranks if train else 0
     needed = max(wanted.replicas, ranks) if colocated else wanted.replicas + ranks
+    if wanted.devices and not bind:
+        raise ConfigError(
+            "placement.devices has no effect where no process is bound to a core",
+            where="placement.devices, placement.pin",
+            remedy="placement.pin=true, or leave placement.devices out",
+        )
     devices = _chosen(wanted, available)
     if not bind:
         return Placement((None,) * wanted.replicas, (None,) * ranks, len(devices), colocated)
     if needed > len(devices):
+        who = f"{wanted.replicas} policy server(s)" + (f" and {ranks} trainer rank(s)" if train else "")
+        remedies = ["lower them" if train else "lower it", "name more placement.devices"]
+        remedies += [] if colocated or not train else ["use rollout.schedule=sync (servers and ranks share devices)"]
         raise ConfigError(
-            f"{wanted.replicas} policy servers and {ranks} trainer ranks need {needed} devices in schedule "
-            f"`{config.rollout.schedule}`; there are {len(devices)}: {', '.join(map(str, devices))}",
-            where="placement.replicas, placement.ranks",
-            remedy="lower them, name more placement.devices, use rollout.schedule=sync (servers and ranks share "
-            "devices), or on a CPU placement.pin=false",
+            f"{who} need {needed} devices{f' in schedule `{config.rollout.schedule}`' if train else ''}; there are "
+            f"{len(devices)}: {', '.join(map(str, devices))}",
+            where="placement.replicas, placement.ranks" if train else "placement.replicas",
+            remedy=f"{', '.join(remedies)}, or on a CPU placement.pin=false",
         )
     first = 0 if colocated else wanted.replicas
     return Placement(

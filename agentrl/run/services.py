@@ -90,6 +90,12 @@ class Services:
             await self.router.sleep(timeout_s=self.config.policy.delivery_timeout_s)
 
 
+def place_here(config: RunConfig, *, train: bool) -> Placement:
+    """`place` on the devices of this machine. Raises `ConfigError`, and `MissingRequirementError` without vLLM."""
+    cuda = find_vllm().device is Device.CUDA
+    return place(config, available=available_devices(cuda=cuda), bind=cuda or config.placement.pin, train=train)
+
+
 @asynccontextmanager
 async def open_services(
     config: RunConfig,
@@ -107,8 +113,7 @@ async def open_services(
     `resume` is the checkpoint the trainer goes on from; `sampling_seed` starts the servers' streams of random
     numbers; the loop sees the trainer through `wrap_trainer`. Raises the typed error of the part that did not come up.
     """
-    cuda = (await asyncio.to_thread(find_vllm)).device is Device.CUDA
-    placement = place(config, available=available_devices(cuda=cuda), bind=cuda or config.placement.pin, train=train)
+    placement = await asyncio.to_thread(place_here, config, train=train)
     model = resume or local_model(config.policy.model)
     chat = ChatFormat.load(model, call_format=config.agent.tools.call_format, template=config.agent.tools.chat_template)
     began = time.monotonic()
@@ -132,6 +137,9 @@ async def open_services(
             stall_timeout_s=config.rollout.stall_timeout_s,
             emit=recorder.emit,
         )
+        controller = await _controller(config, router) if config.rollout.adaptive else None
+        if controller is not None:
+            engine.limit = controller.limit
         what = "servers, sandboxes and trainer" if train else "servers and sandboxes"
         addresses = ", ".join(server.url for server in servers)
         recorder.note(f"{what} are up after {time.monotonic() - began:.0f} s ({addresses})")
@@ -140,7 +148,7 @@ async def open_services(
             environment=environment,
             engine=engine,
             router=router,
-            controller=await _controller(config, router) if config.rollout.adaptive else None,
+            controller=controller,
             chat=chat,
             load=LoadMeter(ranks=len(placement.ranks), colocated=placement.colocated),
             placement=placement,

@@ -7,15 +7,13 @@ found out at the next call to it, which may be minutes away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.errors import InfrastructureError, PolicyDeadError, first_error
-from agentrl.policy import LoadSample as ServerLoad
-from agentrl.policy import ServerStats, VllmServer
+from agentrl.policy import ServerLoad, ServerStats, VllmServer
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.run.load import LoadSample, event_data
 from agentrl.run.recorder import Recorder
@@ -25,12 +23,13 @@ from agentrl.wire import EventKind
 
 _SAMPLE_EVERY_S = 0.5
 _TELL_EVERY_S = 1.0
+_SILENT_S = 120.0  # several looks, each with its deadline
 _LOG_LINES = 8
 
 
 @dataclass(slots=True)
 class Doing:
-    """What the loop is doing, for those who watch: groups `in_flight` and `queued`, `training`, `generating`."""
+    """What the loop is doing, for those who watch: groups in flight, groups queued, and whether it trains."""
 
     in_flight: int = 0
     queued: int = 0
@@ -71,20 +70,30 @@ async def _watch_trainer(process: TrainerProcess) -> None:
 
 async def _load(services: Services, recorder: Recorder, doing: Callable[[], Doing]) -> None:
     """Look at the load for ever, and let the controller move the limit of active trajectories. A look that fails is
-    left out: a server's death has its own watch."""
-    told = 0.0
+    left out: a server's death has its own watch. One that lives and is silent for long has none: its episodes would
+    all run out of time, and count against the policy. Raises `PolicyDeadError` for it."""
+    told, answered = 0.0, time.monotonic()
     while True:
         await asyncio.sleep(_SAMPLE_EVERY_S)
-        with contextlib.suppress(InfrastructureError):
+        try:
             stats = await services.router.stats()
-            now = time.monotonic()
-            if services.controller is not None:
-                services.engine.limit = services.controller.observe(_server_load(stats, services.engine.active, now))
-            sample = _sample(stats, services.engine, doing(), now)
-            services.load.add(sample)
-            if now - told >= _TELL_EVERY_S:
-                told = now
-                recorder.tell(EventKind.LOAD, **event_data(sample))
+        except InfrastructureError as error:
+            silent_s = time.monotonic() - answered
+            if silent_s < _SILENT_S:
+                continue
+            raise PolicyDeadError(
+                f"a policy server has not said how it does for {silent_s:.0f} s: {error.what}",
+                where=error.where,
+                remedy="start the run again with --resume; the server's log says what it did last",
+            ) from error
+        now = answered = time.monotonic()
+        if services.controller is not None:
+            services.engine.limit = services.controller.observe(_server_load(stats, services.engine.active, now))
+        sample = _sample(stats, services.engine, doing(), now)
+        services.load.add(sample)
+        if now - told >= _TELL_EVERY_S:
+            told = now
+            recorder.tell(EventKind.LOAD, **event_data(sample))
 
 
 def _server_load(stats: Sequence[ServerStats], active: int, now: float) -> ServerLoad:

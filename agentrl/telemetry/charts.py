@@ -1,4 +1,4 @@
-"""The report's plots, in reading order: learning, episodes, time, correction. `chart_parts` says what a plot is."""
+"""The report's plots, by section and in reading order. `chart_parts` says what a plot is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ from agentrl.telemetry.run_data import SPLITS, RunData, SolvePoint
 from agentrl.telemetry.schedule_charts import concurrency, effective_tokens, learning_by_device_hours, throughput
 
 _DASHES = {"train": "dot", "fresh": "solid", "unseen": "dash"}
-_PHASES = ("generate", "tool", "score", "train", "deliver")
+_PHASES = ("generate", "tool", "score", "setup", "train", "deliver")
+_STEP_MARK: dict[str, Any] = {"mode": "markers", "marker": {"color": "@ink", "size": 9, "symbol": "diamond"}}
 
 
-def all_charts(runs: Sequence[RunData]) -> list[Chart]:
-    """Every chart of the report, in reading order."""
+def chart_sections(runs: Sequence[RunData]) -> list[tuple[str, list[Chart]]]:
+    """(title, charts) of each section of the report, in reading order."""
+    return [
+        ("Learning", learning_charts(runs)),
+        ("Speed", speed_charts(runs)),
+        ("Staleness and correction", correction_charts(runs)),
+    ]
+
+
+def learning_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """What is learned."""
     return [
         learning(runs),
         learning_by_device_hours(runs),
@@ -26,6 +36,26 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
             "Share of episodes that end with a submit, and malformed tool calls per episode.",
             (Line("agent/submit_rate", "submit rate"), Line("agent/bad_calls", "bad calls")),
         ),
+        lines(
+            runs,
+            "entropy",
+            "Entropy",
+            "Mean entropy of the policy on agent tokens, in nats.",
+            (Line("entropy", "entropy"),),
+        ),
+        lines(
+            runs,
+            "update",
+            "Gradient norm",
+            "Global norm before clipping, mean over the step's updates.",
+            (Line("grad_norm", "gradient norm"),),
+        ),
+    ]
+
+
+def speed_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """How fast, and what stands idle."""
+    return [
         concurrency(runs),
         throughput(runs),
         lines(
@@ -41,8 +71,20 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
         )
         | {"y_format": ",.0f"},
         phases(runs),
-        agent_tokens(runs),
-        effective_tokens(runs),
+        lines(
+            runs,
+            "idle",
+            "Idle shares",
+            "Share of a step's time without work: trainer, policy servers (no request), devices (neither), and devices "
+            "outside the tail in which nothing is left to start.",
+            (
+                Line("idle/trainer_fraction", "trainer"),
+                Line("idle/inference_fraction", "inference"),
+                Line("idle/device_fraction", "devices"),
+                Line("idle/outside_tail_fraction", "outside the tail"),
+            ),
+            percent=True,
+        ),
         lines(
             runs,
             "kv",
@@ -51,13 +93,13 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
             (Line("kv/used_fraction_mean", "in use"),),
             percent=True,
         ),
-        lines(
-            runs,
-            "fairness",
-            "Slow tasks' share of training",
-            "Share of the slowest quarter among trained groups ÷ their share among all that could have been trained.",
-            (Line("fairness/slow_share_ratio", "trained share ÷ share"),),
-        ),
+        agent_tokens(runs),
+    ]
+
+
+def correction_charts(runs: Sequence[RunData]) -> list[Chart]:
+    """How old and how far off the tokens are, and how many count."""
+    return [
         lines(
             runs,
             "staleness",
@@ -69,6 +111,21 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
                 Line("staleness/in_flight", "in flight"),
                 Line("staleness/in_queue", "in queue"),
             ),
+        ),
+        lines(
+            runs,
+            "fairness",
+            "Slow tasks' share of training",
+            "Share of the slowest quarter among trained groups ÷ their share among all that could have been trained.",
+            (Line("fairness/slow_share_ratio", "trained share ÷ share"),),
+        ),
+        effective_tokens(runs),
+        lines(
+            runs,
+            "updates",
+            "Optimizer steps",
+            "Taken for each delivery; those after a batch's first are off the policy by what the first has moved.",
+            (Line("updates", "taken"), Line("off_policy_updates", "off policy"), Line("skipped_updates", "skipped")),
         ),
         lines(
             runs,
@@ -97,34 +154,6 @@ def all_charts(runs: Sequence[RunData]) -> list[Chart]:
             "Policy server against trainer",
             "kl = mean of log π_rollout − log π_train on agent tokens; k3_kl is its positive estimator.",
             (Line("correction/kl", "kl"), Line("correction/k3_kl", "k3_kl")),
-        ),
-        lines(
-            runs,
-            "entropy",
-            "Entropy",
-            "Mean entropy of the policy on agent tokens, in nats.",
-            (Line("entropy", "entropy"),),
-        ),
-        lines(
-            runs,
-            "update",
-            "Gradient norm",
-            "Global norm before clipping, mean over the step's updates.",
-            (Line("grad_norm", "gradient norm"),),
-        ),
-        lines(
-            runs,
-            "idle",
-            "Idle shares",
-            "Share of a step's time without work: trainer, policy servers (no request), devices (neither), and devices "
-            "outside the tail in which nothing is left to start.",
-            (
-                Line("idle/trainer_fraction", "trainer"),
-                Line("idle/inference_fraction", "inference"),
-                Line("idle/device_fraction", "devices"),
-                Line("idle/outside_tail_fraction", "outside the tail"),
-            ),
-            percent=True,
         ),
     ]
 
@@ -190,27 +219,31 @@ def _interval_text(point: SolvePoint) -> str:
 
 
 def phases(runs: Sequence[RunData]) -> Chart:
-    """Where a step's time goes: stacked by step for one run, means side by side for several."""
+    """Where a step's time goes: stacked by step for one run, means side by side for several; a mark is the whole."""
+    shown = [(phase, f"time/{phase}_s", _bar(phase)) for phase in _PHASES]
     traces = []
-    for phase in _PHASES:
-        found = [(run, run.series(f"time/{phase}_s")) for run in runs]
+    for name, metric, look in [*shown, ("whole step", "time/step_s", _STEP_MARK)]:
+        found = [(run, run.series(metric)) for run in runs]
         if not any(series for _, series in found):
             continue
-        trace: dict[str, Any] = {"type": "bar", "name": phase, "marker": {"color": f"@phase-{phase}"}}
+        trace = look | {"name": name, "hovertemplate": "%{y:.2f} s<extra>" + name + "</extra>"}
         if len(runs) == 1:
             series = found[0][1]
             trace |= {"x": x_of(runs[0], [row for row, _ in series]), "y": [value for _, value in series]}
         else:
             trace["x"] = [run.name for run, _ in found]
             trace["y"] = [sum(v for _, v in series) / len(series) if series else None for _, series in found]
-        trace["hovertemplate"] = "%{y:.2f} s<extra>" + phase + "</extra>"
         traces.append(trace)
     caption = (
         f"Seconds of each phase per step{'' if len(runs) == 1 else ', mean over steps'}. "
-        "An async schedule trains and delivers beside the rollouts, so that its phases overlap."
+        "An async schedule trains and delivers beside the rollouts: its phases overlap and exceed the whole step."
     )
     made = make_chart("phases", "Where the time goes", caption, traces, "no time/…_s")
     return made | {"stacked": True, "y_title": "seconds", **({} if len(runs) == 1 else {"axis": "none"})}
+
+
+def _bar(phase: str) -> dict[str, Any]:
+    return {"type": "bar", "marker": {"color": f"@phase-{phase}"}}
 
 
 def agent_tokens(runs: Sequence[RunData]) -> Chart:

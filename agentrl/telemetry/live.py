@@ -26,8 +26,6 @@ from agentrl.wire import Event, EventKind
 _PHASES = {
     "start": "starting",
     "generate": "generating",
-    "tool": "running tools",
-    "score": "scoring",
     "train": "training",
     "deliver": "delivering weights",
     "evaluate": "evaluating",

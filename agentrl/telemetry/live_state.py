@@ -54,7 +54,8 @@ class LiveState:
                 self.done, self.phase_started = 0, event.time
             case EventKind.ROLLOUT_FINISHED if self.phase not in _BESIDE:
                 self.done = int(data.get("done", self.done + 1))
-                self.total = data.get("total", self.total)
+                # Training's rollouts come one by one, without an end; then the phase's own number stands.
+                self.total = self.total if data.get("total") is None else data["total"]
             case EventKind.STEP_FINISHED:
                 self.rows.append(Row(self.step, dict(data.get("metrics", {}))))
                 self.note = ""
@@ -149,6 +150,12 @@ def _idle_cell(row: Row) -> str:
     return "–" if trainer is None or inference is None else f"{100 * trainer:.0f}/{inference:.0%}"
 
 
+def _waiting_staleness_cell(row: Row) -> str:
+    """Versions that went by in flight, and in the queue."""
+    flight, queue = row.metrics.get("staleness/in_flight"), row.metrics.get("staleness/in_queue")
+    return "–" if flight is None or queue is None else f"{flight:.1f}/{queue:.1f}"
+
+
 COLUMNS: tuple[Column, ...] = (
     Column("step", lambda row: str(row.step), 4, 0),
     Column("solve", _percent("solve/train"), 5, 0, "solve"),
@@ -162,6 +169,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("kv", _percent("kv/used_fraction_mean"), 4, 7, "kv"),
     Column("idle", _idle_cell, 7, 6, "idle trainer/inference"),
     Column("stale", _staleness_cell, 6, 7, "staleness"),
+    Column("fly/q", _waiting_staleness_cell, 7, 13, "staleness in flight/in queue"),
+    Column("eff", _percent("tokens/effective_fraction"), 4, 13, "effective tokens"),
     Column("fair", _number("fairness/slow_share_ratio", "{:.2f}"), 4, 11, "fairness"),
     Column("ess", _number("correction/ess", "{:.2f}"), 4, 3, "ess"),
     Column("clamp", _percent("correction/clamped_fraction", 1), 5, 8, "clamped"),

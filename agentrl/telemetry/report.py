@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -11,25 +10,21 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from agentrl.errors import UsageError, disk_full_is_typed
+from agentrl.errors import UsageError
 from agentrl.telemetry.chart_parts import Chart
-from agentrl.telemetry.charts import all_charts
+from agentrl.telemetry.charts import chart_sections
 from agentrl.telemetry.live_state import alarm_text
 from agentrl.telemetry.page import asset, self_contained
 from agentrl.telemetry.payload import table_payload, trajectory_payload
 from agentrl.telemetry.run_data import RunData, load_runs
 from agentrl.telemetry.tokens import TokenDecoder
 from agentrl.telemetry.trajectories import Summary, TrajectoryStore, latest_with_mates
+from agentrl.telemetry.writing import write_whole
 from agentrl.wire import EventKind
 
 EMBEDDED_TRAJECTORIES = 60
 EMBEDDED_BYTES = 12_000_000
 _SHOWN_ALARMS = 8
-_SECTIONS = (
-    ("Learning", ("learning", "learning_hours", "episodes", "entropy", "update")),
-    ("Speed", ("concurrency", "throughput", "tokens", "phases", "idle", "kv", "agent_share")),
-    ("Staleness and correction", ("staleness", "fairness", "effective", "ess", "masked", "kl")),
-)
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> None:
@@ -41,24 +36,20 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> None:
     if not run_dirs:
         raise UsageError("no run folder to report on", remedy="agentrl report RUN [RUN …]")
     runs = load_runs(run_dirs)
-    charts = all_charts(runs)
+    sections = chart_sections(runs)
     stores = [TrajectoryStore(run.run_dir) for run in runs]
     summaries = [store.summaries() for store in stores]
     data = {
-        "charts": charts,
+        "charts": [chart for _, charts in sections for chart in charts],
         "table": [row for i, found in enumerate(summaries) for row in table_payload(found, run=i)],
         "runs": [run.name for run in runs],
         **_embedded(stores, summaries),
     }
     title = f"agentrl · {', '.join(run.name for run in runs)}"
-    body = _body(runs, charts, [problem for store in stores for problem in store.problems])
+    body = _body(runs, sections, [problem for store in stores for problem in store.problems])
     scripts = [plotly_source(), *map(asset, _SCRIPTS)]
     html = self_contained(title, body, data, scripts)
-    scratch = out.with_name(f".{out.name}.tmp")
-    with disk_full_is_typed(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(html, encoding="utf-8")
-        os.replace(scratch, out)
+    write_whole(out, html)
 
 
 def plotly_source() -> str:
@@ -99,10 +90,9 @@ def _embedded(stores: Sequence[TrajectoryStore], summaries: Sequence[Sequence[Su
 # --- the page's skeleton --------------------------------------------------------------------------
 
 
-def _body(runs: Sequence[RunData], charts: Sequence[Chart], problems: Sequence[str]) -> str:
+def _body(runs: Sequence[RunData], sections: Sequence[tuple[str, Sequence[Chart]]], problems: Sequence[str]) -> str:
     cards = "\n".join(_run_card(run, index) for index, run in enumerate(runs))
-    by_id = {chart["id"]: chart for chart in charts}
-    sections = "\n".join(chart_section(title, [by_id[name] for name in names]) for title, names in _SECTIONS)
+    plots = "\n".join(chart_section(title, charts) for title, charts in sections)
     warnings = "".join(f'<p class="note warn">{escape(problem)}</p>' for problem in problems)
     shown = str(runs[0].run_dir) if len(runs) == 1 else "RUN"
     heading = "Training report" if len(runs) == 1 else f"Training report: {len(runs)} runs"
@@ -114,7 +104,7 @@ def _body(runs: Sequence[RunData], charts: Sequence[Chart], problems: Sequence[s
 <button class="ghost" id="theme" title="dark or light">◐</button></div></header>
 <main class="wrap" id="overview">
 <div class="cards">{cards}</div>
-{sections}
+{plots}
 <section><h2>Trajectories</h2>{warnings}
 <p class="lead">One line per episode. Those with a link can be read token by token in this page; for all of
 them run <code>agentrl view {escape(shown)}</code>.</p>

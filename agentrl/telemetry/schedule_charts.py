@@ -145,6 +145,7 @@ def throughput(runs: Sequence[RunData]) -> Chart:
         "hover": "closest",
         "y_format": ",.0f",
         "x_title": "active trajectories",
+        "x_from_zero": True,
         "y_title": "tokens / device / min",
     }
 

@@ -19,6 +19,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,19 +112,26 @@ def best_checkpoint(folder: Path) -> Checkpoint | None:
     return read_checkpoint(link.resolve()) if link.exists() else None
 
 
+def read_tokenizer(folder: Path) -> dict[str, bytes]:
+    """The tokenizer's files in a model folder, by name. A trainer keeps them: the folder may be a checkpoint, which
+    is removed once there are newer ones."""
+    return {name: (folder / name).read_bytes() for name in _TOKENIZER_FILES if (folder / name).is_file()}
+
+
 def write_checkpoint(
     *,
     folder: Path,
     step: int,
     updates: int,
     model: PreTrainedModel,
-    tokenizer_folder: Path,
+    tokenizer: Mapping[str, bytes],
     trainer_state: dict[str, Any],
     state: bytes,
     score: float | None,
     keep: int,
 ) -> tuple[Checkpoint, bool]:
-    """Write a checkpoint and prune old ones; True where it is the best now. Raises `DiskFullError`."""
+    """Write a checkpoint, with the files of `tokenizer`, and prune old ones; True where it is the best now. Raises
+    `DiskFullError`."""
     final = folder / f"step_{step:06d}"
     partial = folder / f".tmp-{final.name}-{os.getpid()}"
     try:
@@ -132,9 +140,8 @@ def write_checkpoint(
             for leftover in folder.glob(".tmp-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             model.save_pretrained(partial)
-            for name in _TOKENIZER_FILES:
-                if (tokenizer_folder / name).is_file():
-                    shutil.copyfile(tokenizer_folder / name, partial / name)
+            for name, content in tokenizer.items():
+                (partial / name).write_bytes(content)
             torch.save(trainer_state, partial / _TRAINER)
             (partial / _STATE).write_bytes(state)
             _mark_complete(partial, step=step, updates=updates, score=score)
@@ -201,8 +208,7 @@ def _prune(folder: Path, *, keep: int) -> None:
             shutil.rmtree(old.path)
 
 
-# --- random state
-# -------------------------------------------------------------------------------------------------
+# --- random state ---------------------------------------------------------------------------------
 
 
 def random_state() -> dict[str, Any]:

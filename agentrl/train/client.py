@@ -56,6 +56,7 @@ class TrainerProcess:
         self._socket.bind(endpoint)
         self._one_at_a_time = asyncio.Lock()
         self._broken = ""
+        self._failure: AgentRLError | None = None  # what broke it, where that was no interruption
         self._closing = False
         self._ranks: list[RankProcess] = []
         self._gone: list[RankProcess] = []  # in the order of their ends
@@ -136,8 +137,9 @@ class TrainerProcess:
         request = Save(step=step, state=state, score=score)
         return await self._call(request, Saved, doing=f"saving step {step}", timeout_s=timeout_s)
 
-    async def wait_ended(self) -> TrainerError:
-        """Wait until any rank's process ends, however long; why it did. A call in flight reports first.
+    async def wait_ended(self) -> AgentRLError:
+        """Wait until any rank's process ends, however long; why it did. A call in flight fails first, and this is
+        its error.
 
         For a watch beside the calls, to be cancelled before `close`; otherwise that is what it tells of.
         """
@@ -145,10 +147,11 @@ class TrainerProcess:
         async with self._one_at_a_time:
             if self._closing:
                 return TrainerError("the trainer was closed while it was watched", where="wait_ended")
-            error = await self._first_cause("between two calls") if not self._broken else None
-        if isinstance(error, TrainerError):
-            return error
-        return self._broken_before(error.what if error else self._broken, where="wait_ended")
+            if self._failure is not None:
+                return self._failure
+            if self._broken:
+                return self._broken_before(self._broken, where="wait_ended")
+            return await self._first_cause("between two calls")
 
     async def close(self, *, timeout_s: float = 10.0) -> None:
         """End the trainer: asked first, each rank killed with its whole group after `timeout_s`. May be called
@@ -169,8 +172,7 @@ class TrainerProcess:
         self._context.term()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    # --- one call
-    # -------------------------------------------------------------------------------------------------
+    # --- one call ---------------------------------------------------------------------------------
 
     async def _call(self, request: ToTrainer, kind: type[Answer], *, doing: str, timeout_s: float) -> Answer:
         async with self._one_at_a_time:
@@ -201,7 +203,7 @@ class TrainerProcess:
             else:
                 raise self._ranks[0].error(f"the trainer gave no answer within {timeout_s:g} s", doing=doing)
         except BaseException as error:
-            self._broken = self._broken or str(getattr(error, "what", "")) or f"{doing} was interrupted"
+            self._break(error, otherwise=f"{doing} was interrupted")
             raise
         finally:
             receiving.cancel()
@@ -209,16 +211,26 @@ class TrainerProcess:
         return self._checked(answer, kind, doing)
 
     def _checked(self, answer: FromTrainer, kind: type[Answer], doing: str) -> Answer:
+        if isinstance(answer, kind):
+            return answer
         if isinstance(answer, TrainerFailed):
-            self._broken = answer.what
-            raise typed_failure(answer, doing=doing, log_path=self.log_path)
-        if not isinstance(answer, kind):
-            self._broken = f"answered {type(answer).__name__}"
-            raise TrainerError(f"the trainer answered {type(answer).__name__}, not {kind.__name__}", where=doing)
-        return answer
+            error = typed_failure(answer, doing=doing, log_path=self.log_path)
+            self._break(error, otherwise=answer.what)
+        else:
+            error = TrainerError(f"the trainer answered {type(answer).__name__}, not {kind.__name__}", where=doing)
+            self._break(error, otherwise=error.what)
+        raise error
 
-    # --- the end of a rank
-    # -------------------------------------------------------------------------------------------------
+    def _break(self, error: BaseException, *, otherwise: str) -> None:
+        """Every further call fails, with what broke it first: `error` where it is ours, else in the words of
+        `otherwise`."""
+        if self._broken:
+            return
+        if isinstance(error, AgentRLError):
+            self._failure = error
+        self._broken = error.what if isinstance(error, AgentRLError) and error.what else otherwise
+
+    # --- the end of a rank ------------------------------------------------------------------------
 
     def _note_end(self, process: RankProcess) -> None:
         self._gone.append(process)

@@ -121,8 +121,7 @@ def _meeting(what: str) -> Iterator[None]:
         raise PeerLostError(f"a rank is lost: {error}", where=what) from error
 
 
-# --- sharing out
-# -------------------------------------------------------------------------------------------------
+# --- sharing out ----------------------------------------------------------------------------------
 
 
 def share_out(lengths: Sequence[int], updates: Sequence[int], *, ranks: int) -> list[list[int]]:
@@ -150,8 +149,7 @@ def takes_part(sequence: TrainSequence) -> bool:
     return any(stream is not None and bool((stream != 0).any()) for stream in streams)
 
 
-# --- sums
-# -------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
 def sum_numbers(ranks: Ranks, numbers: Sequence[float]) -> list[float]:

@@ -81,7 +81,7 @@ class Trainer:
         self._ranks = ranks or Alone()
         self._checkpoint_config = checkpoint
         self._checkpoint_folder = checkpoint_folder
-        self._model_folder = model_folder
+        self._tokenizer = checkpoints.read_tokenizer(model_folder)
         self._publish_folder = publish_folder
         self._dtype = getattr(torch, config.dtype)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -125,8 +125,7 @@ class Trainer:
         """How many parameters are trained."""
         return sum(p.numel() for p in self._parameters)
 
-    # --- training
-    # -------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def train(self, batch: Batch) -> StepResult:
         """Take `batch.updates` optimizer steps, on all ranks; rank 0's to call. Raises `RecordError` for a malformed
@@ -231,6 +230,7 @@ class Trainer:
         metrics = {
             "lr": float(self.optimizer.param_groups[0]["lr"]),
             "grad_norm": float(np.mean(done.norms)) if done.norms else 0.0,
+            "updates": float(len(done.norms)),
             "skipped_updates": float(done.skipped),
             "off_policy_updates": float(done.off_policy),
             "tokens/trained": float(sum(g.loss_tokens for g in done.gradients)),
@@ -247,8 +247,7 @@ class Trainer:
         measured = correction_metrics(records, self.config.correction)
         return metrics | {f"correction/{name}": value for name, value in measured.items()}
 
-    # --- weights and checkpoints
-    # ----------------------------------------------------------------------------------
+    # --- weights and checkpoints ------------------------------------------------------------------
 
     def publish(self, version: int) -> WeightManifest:
         """Write the current weights as `version`. Raises `DiskFullError`, `WeightDeliveryError`."""
@@ -262,7 +261,7 @@ class Trainer:
             step=step,
             updates=self.state.updates,
             model=self.model,
-            tokenizer_folder=self._model_folder,
+            tokenizer=self._tokenizer,
             trainer_state={"optimizer": self.optimizer.state_dict(), "random": checkpoints.random_state()},
             state=state,
             score=score,

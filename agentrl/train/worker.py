@@ -176,15 +176,16 @@ def bind_to_device(device: int | None, *, rank: int, ranks: int) -> None:
     import torch
 
     if torch.cuda.is_available():
-        device = rank if device is None and ranks > 1 else device
-        if device is not None and device >= torch.cuda.device_count():
+        ordinal = _ordinal(device) if device is not None else rank if ranks > 1 else None
+        if ordinal is not None and ordinal >= torch.cuda.device_count():
             raise ConfigError(
-                f"rank {rank} has no CUDA device {device}: there are {torch.cuda.device_count()}",
+                f"rank {rank} has no CUDA device {device if device is not None else ordinal}: there are "
+                f"{torch.cuda.device_count()}",
                 where="placement",
                 remedy="lower placement.ranks, or name other placement.devices",
             )
-        if device is not None:
-            torch.cuda.set_device(device)
+        if ordinal is not None:
+            torch.cuda.set_device(ordinal)
     elif device is not None:
         try:
             for thread in os.listdir("/proc/self/task"):  # those that the imports have started, too
@@ -195,6 +196,14 @@ def bind_to_device(device: int | None, *, rank: int, ranks: int) -> None:
                 where="placement",
                 remedy="name other placement.devices, or placement.pin=false",
             ) from error
+
+
+def _ordinal(device: int) -> int:
+    """torch's number of a CUDA device: it counts the devices that CUDA_VISIBLE_DEVICES lists, in that order, while a
+    placement names them as that variable does."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in visible.split(",")] if visible is not None else []
+    return names.index(str(device)) if str(device) in names else device
 
 
 def _receive(socket: zmq.Socket[bytes]) -> ToTrainer:

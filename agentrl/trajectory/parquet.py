@@ -19,11 +19,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from agentrl.errors import DatasetError, RecordError, disk_full_is_typed
@@ -171,7 +171,7 @@ def _trajectory_fields(t: Trajectory, run: str) -> dict[str, Any]:
         "outcome_cause": t.outcome.cause or None,
         "started_at": t.started_at,
         "ended_at": t.ended_at,
-        "turns": [asdict(turn) for turn in t.turns],
+        "turns": msgspec.to_builtins(t.turns),
         "info": json.dumps(dict(t.info)),
         "events": json.dumps([dict(event) for event in t.events]),
         "patch": t.patch.encode("utf-8", "surrogateescape"),
@@ -181,7 +181,7 @@ def _trajectory_fields(t: Trajectory, run: str) -> dict[str, Any]:
 def _segment_fields(segment: Segment) -> dict[str, Any]:
     return {
         "token_ids": segment.token_ids,
-        "spans": [asdict(span) for span in segment.spans],
+        "spans": msgspec.to_builtins(segment.spans),
         "logprobs": segment.logprobs,
         "versions": segment.versions,
     }

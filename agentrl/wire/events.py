@@ -41,12 +41,10 @@ class EventKind(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a run is busy with. The five timed phases are those of `time/<phase>_s`."""
+    """What a run's loop is busy with."""
 
     START = "start"
     GENERATE = "generate"
-    TOOL = "tool"
-    SCORE = "score"
     TRAIN = "train"
     DELIVER = "deliver"
     EVALUATE = "evaluate"

@@ -45,6 +45,8 @@ def step(seconds: float, *, tokens: float, concurrency: float, **more: float) ->
     found = {
         "time/step_s": seconds,
         "time/train_s": 1.0,
+        "updates": 1.0,
+        "throughput/devices": 2.0,
         "throughput/tokens_per_device_minute": tokens,
         "concurrency/per_replica_mean": concurrency,
     }

@@ -210,11 +210,10 @@ class TestDeaths:
             os.kill(trainer.pids[rank], signal.SIGKILL)
             with pytest.raises(TrainerError, match=f"the trainer's process of rank {rank} was killed by signal 9") as e:
                 await call
+            assert await asyncio.wait_for(watch, 5) is e.value  # whichever of the two reaches the user
             assert time.monotonic() - killed < 5
             assert "training step 1" in e.value.where
             assert f"trainer-{rank}.log" in e.value.where
-            told = await asyncio.wait_for(watch, 5)
-            assert "killed by signal 9" in told.what
             with pytest.raises(TrainerError, match="failed before"):
                 await trainer.publish(1, timeout_s=1)
             await trainer.close()

@@ -88,6 +88,8 @@ def test_every_loss_reads_back(name: str, tmp_path: Path) -> None:
         (["--train.correction", "token-clamp-3"], "no correction preset", ""),
         (["--train.correction.action", "none", "--train.correction.upper", "3"], "no effect with action", ""),
         (["--agent.episode-timeout-s", "7200"], "rollout.group_timeout_s (3600) is below what it contains", ""),
+        (["--rollout.grade-timeout-s", "1000"], "exceeds rollout.stuck_timeout_s (900)", ""),
+        (["--agent.tools.command-timeout-s", "1000"], "exceeds rollout.stuck_timeout_s (900)", ""),
         (["stray"], "unexpected argument 'stray'", "--KEY VALUE"),
         (["--seed"], "lacks its value", "--seed VALUE"),
     ],

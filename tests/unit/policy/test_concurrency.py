@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.policy import ConcurrencyController, LoadSample, start_limit
+from agentrl.policy import ConcurrencyController, ServerLoad, start_limit
 
-IDLE = LoadSample(kv_used_fraction=0.1, running=4, waiting=0, preemptions=0, active=4, now=0.0)
+IDLE = ServerLoad(kv_used_fraction=0.1, running=4, waiting=0, preemptions=0, active=4, now=0.0)
 
 
 @dataclass
@@ -29,14 +29,14 @@ class Simulated:
     preemptions: int = 0
     now: float = 0.0
 
-    def sample(self, limit: int) -> LoadSample:
+    def sample(self, limit: int) -> ServerLoad:
         self.now += 0.5
         wanted = min(limit, self.demand)
         self.active = wanted if wanted >= self.active else max(wanted, self.active - max(1, self.active // 10))
         surplus = max(0, self.active - self.room)
         self.preemptions += max(0, self.waiting - surplus if self.late else surplus - self.waiting)
         self.waiting = surplus
-        return LoadSample(
+        return ServerLoad(
             kv_used_fraction=min(1.0, self.active / self.room),
             running=min(self.active, self.room),
             waiting=surplus,
@@ -73,7 +73,7 @@ def test_it_finds_the_saturation_point_and_stays_in_bounds(
 @given(
     samples=st.lists(
         st.builds(
-            LoadSample,
+            ServerLoad,
             kv_used_fraction=st.floats(0, 1),
             running=st.integers(0, 50),
             waiting=st.integers(0, 50),
@@ -85,7 +85,7 @@ def test_it_finds_the_saturation_point_and_stays_in_bounds(
     ),
     cap=st.integers(1, 200),
 )
-def test_whatever_is_told_the_limit_keeps_its_bounds(samples: list[LoadSample], cap: int) -> None:
+def test_whatever_is_told_the_limit_keeps_its_bounds(samples: list[ServerLoad], cap: int) -> None:
     controller = ConcurrencyController(cap, floor=1, settle_s=0.5, cool_down_s=2)
     for tick, sample in enumerate(samples):
         assert 1 <= controller.observe(replace(sample, now=tick * 0.5)) <= cap

@@ -10,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,7 @@ engine = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
 engine.stdout.readline()
 (here / "engine.pid").write_text(str(engine.pid))
 (here / "env").write_text(repr(dict(os.environ)))
+(pathlib.Path(os.environ["VLLM_RPC_BASE_PATH"]) / "socket").touch()
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -55,6 +58,21 @@ def folder(tmp_path: Path) -> Path:
     model.mkdir()
     (model / "config.json").write_text('{"max_position_embeddings": 256}')
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary folder, here and in processes that are started here. However a server ended, its sockets are
+    gone from it: vLLM itself leaves some at every end."""
+    folder = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def names_in(temporary: Path) -> list[str]:
+    return [path.name for path in temporary.glob("*/*")]
 
 
 async def start(folder: Path, *, port: int | None = None, timeout_s: float = 60.0) -> VllmServer:
@@ -84,10 +102,11 @@ def pids_of(server: VllmServer, folder: Path) -> list[int]:
     return [server.pid, server.api_pid, int((folder / "engine.pid").read_text())]
 
 
-def test_stop_ends_every_process(folder: Path) -> None:
+def test_stop_ends_every_process(folder: Path, temporary: Path) -> None:
     async def run() -> None:
         server = await start(folder)
         pids = pids_of(server, folder)
+        assert names_in(temporary) == ["socket"]
         assert all(alive(pid) for pid in pids)
         assert len({os.getpgid(pid) for pid in pids}) == 1
         assert os.getsid(server.pid) != os.getsid(0)

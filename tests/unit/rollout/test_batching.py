@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentrl.errors import RecordError, StalenessError
 from agentrl.rollout.batching import assign_updates, form_batch, trained_records
-from agentrl.rollout.groups import GroupResult, ScoredGroup, score_group, score_groups
+from agentrl.rollout.groups import GroupResult, ScoredGroup, score_group
 from agentrl.trajectory import Source
 from agentrl.wire import Batch, StepResult, TrainedSequence
 
@@ -36,6 +36,10 @@ def answer(batch: Batch) -> StepResult:
             )
         )
     return StepResult(step=batch.step, updates=batch.updates, metrics={}, sequences=tuple(sequences))
+
+
+def score_groups(groups: list[GroupResult], *, advantage: str) -> list[ScoredGroup]:
+    return [score_group(group, advantage=advantage) for group in groups]
 
 
 def test_streams_speak_of_their_own_token(toys: Any) -> None:

@@ -33,13 +33,19 @@ def test_figures_of_time_are_weighted_by_time(tmp_path: Path) -> None:
         tmp_path,
         "sync-2-seed1",
         step(
-            10, tokens=1000, concurrency=4, kv__used_fraction_mean=0.1, time__tail_s=4, idle__outside_tail_fraction=0.2
+            10,
+            tokens=1000,
+            concurrency=4,
+            kv__used_fraction_mean=0.1,
+            time__tail_s=4,
+            idle__outside_tail_fraction=0.2,
+            updates=2,
         ),
-        step(30, tokens=2000, concurrency=8, time__tail_s=12, idle__outside_tail_fraction=0.1, skipped_updates=1),
+        step(30, tokens=2000, concurrency=8, time__tail_s=12, idle__outside_tail_fraction=0.1, updates=1),
     )
     assert found.devices == 2, "two servers share their devices with two ranks"
     assert found.device_hours == pytest.approx(2 * 40 / 3600)
-    assert found.updates == 2 * 2 - 1, "two a delivery, one was skipped"
+    assert found.updates == 2 + 1, "two a delivery, but one step had a single group to learn from"
     assert (found.deliveries, found.solve_start, found.solve_end) == (2, 0.3, 0.5)
     assert found.gain_per_100_updates == pytest.approx(100 * 0.2 / 3)
     assert found.gain_per_device_hour == pytest.approx(0.2 / (80 / 3600))
@@ -77,8 +83,8 @@ def test_figures_of_a_step_are_means_and_extremes(tmp_path: Path) -> None:
 
 def test_a_step_without_batch_trains_nothing(tmp_path: Path) -> None:
     idle = step(10, tokens=1, concurrency=1)
-    del idle["time/train_s"]
-    found = made(tmp_path, "async-2-seed0", step(10, tokens=1, concurrency=1), idle)
+    del idle["time/train_s"], idle["updates"]
+    found = made(tmp_path, "async-2-seed0", step(10, tokens=1, concurrency=1, updates=2), idle)
     assert found.updates == 2
     assert found.device_hours == pytest.approx(40 / 3600)
     with pytest.raises(RunFolderError, match="trained nothing"):
@@ -119,7 +125,7 @@ def comparison(tmp_path: Path) -> Comparison:
         gain = 0.1 + 0.05 * seed
         base = step(36, tokens=1000 * scale, concurrency=10, solve__train=0.3)
         runs.append(made(tmp_path, f"sync-1-seed{seed}", base, base, solve=(0.3, 0.3 + gain)))
-        fast = step(24, tokens=1500 * scale, concurrency=10 * (2.0, 3.0, 4.5)[seed], solve__train=0.4)
+        fast = step(24, tokens=1500 * scale, concurrency=10 * (2.0, 3.0, 4.5)[seed], solve__train=0.4, updates=2)
         runs.append(made(tmp_path, f"async-2-seed{seed}", fast, fast, solve=(0.3, 0.3 + gain * 0.8)))
     lone = step(30, tokens=1240, concurrency=15)
     runs.append(made(tmp_path, "sync-2-seed0", lone, lone, solve=(0.3, 0.2)))

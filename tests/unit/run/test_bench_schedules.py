@@ -151,8 +151,9 @@ if mode == "hang":
     time.sleep(60)
 rows = [{{"step": 0, "time": 1.0, "solve/fresh": 0.3}}]
 for step in (1, 2):
-    rows.append({{"step": step, "time": 2.0, "time/step_s": 9.0, "time/train_s": 1.0,
-                 "throughput/tokens_per_device_minute": 100.0, "concurrency/per_replica_mean": 3.0}})
+    rows.append({{"step": step, "time": 2.0, "time/step_s": 9.0, "time/train_s": 1.0, "updates": 1.0,
+                 "throughput/tokens_per_device_minute": 100.0, "throughput/devices": 2.0,
+                 "concurrency/per_replica_mean": 3.0}})
 if mode != "unfinished":
     rows[-1]["solve/fresh"] = 0.4
 (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.errors import AgentRLError, DiskFullError, PolicyDeadError
-from agentrl.run import command
-from agentrl.run.command import train_command
+from agentrl.errors import AgentRLError, ConfigError, DiskFullError, PolicyDeadError
+from agentrl.policy import Device, VllmInstall
+from agentrl.run import command, services
+from agentrl.run.command import evaluate_command, train_command
 from agentrl.run.folder import RunFolder
 from agentrl.run.resume import Start
 from agentrl.run.signals import Interrupted
@@ -23,6 +25,9 @@ from agentrl.telemetry.metrics import read_events
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """`agentrl train` whose loop is replaced by what a test says. The run folder's name has a space in it."""
     monkeypatch.setattr(command, "log_to_file", lambda _: None)
+    monkeypatch.setattr(
+        services, "find_vllm", lambda: VllmInstall(python=sys.executable, version="0", device=Device.CPU)
+    )
 
     def call(ends: BaseException | None = None, *overrides: str, resume: bool = False) -> int:
         async def training(*_: Any, **__: Any) -> None:
@@ -113,4 +118,35 @@ def test_a_refused_resume_leaves_the_configuration(
     monkeypatch.setattr(command, "find_start", refuse)
     with pytest.raises(AgentRLError, match="refused my run"):
         train(None, "--rollout.groups=99", resume=True)
+    assert (tmp_path / "my run" / "config.toml").read_text() == before
+
+
+def test_devices_that_are_not_there_are_refused_before_anything_is_written(
+    train: Callable[..., int], tmp_path: Path
+) -> None:
+    """Else the mended command is refused, for its folder is used, and a resume finds the wrong devices."""
+    absent = ("--placement.devices=[99999]", "--placement.pin=true")
+    with pytest.raises(ConfigError, match="no device 99999"):
+        train(None, *absent)
+    assert not (tmp_path / "my run").exists()
+    with pytest.raises(ConfigError, match="no device 99999"):
+        evaluate_command(
+            environment="swe-gym",
+            model=None,
+            split="fresh",
+            tasks=1,
+            samples=1,
+            reference=False,
+            preset="demo",
+            file=None,
+            run_dir=tmp_path / "my run",
+            dry_run=False,
+            plain=True,
+            overrides=absent,
+        )
+    assert not (tmp_path / "my run").exists()
+    assert train() == 0
+    before = (tmp_path / "my run" / "config.toml").read_text()
+    with pytest.raises(ConfigError, match="no device 99999"):
+        train(None, *absent, resume=True)
     assert (tmp_path / "my run" / "config.toml").read_text() == before

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl.errors import InfrastructureError
+from agentrl.config import RunConfig
+from agentrl.errors import InfrastructureError, PolicyDeadError
+from agentrl.policy import ServerExit, ServerStats
 from agentrl.rollout.groups import GroupResult
+from agentrl.run import command, services
+from agentrl.run import evaluate as evaluation
 from agentrl.run.command import _require_counted
 from agentrl.run.evaluate import prediction, solve_rate
 from agentrl.telemetry.statistics import wilson
@@ -65,7 +75,7 @@ def test_nothing_counted_is_no_rate_of_zero() -> None:
 
 
 @pytest.mark.parametrize("summary", [{"n": 0, "tasks": 2}, {"errors": 2, "tasks": 2}])
-def test_an_evaluation_that_machines_failed_exits_3(summary: dict[str, int], tmp_path) -> None:
+def test_an_evaluation_that_machines_failed_exits_3(summary: dict[str, int], tmp_path: Path) -> None:
     class Folder:
         path = tmp_path
 
@@ -81,3 +91,44 @@ def test_a_prediction_is_a_line_of_the_official_harness() -> None:
         "model_name_or_path": "tiny",
         "model_patch": "a change",
     }
+
+
+def test_k19_a_server_that_dies_ends_an_evaluation_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although no request of the evaluation would ever come back; until then its load is told."""
+
+    class Server:
+        url, log_path = "http://policy", "logs/policy.log"
+
+        async def wait_dead(self) -> ServerExit:
+            await asyncio.sleep(0.8)
+            return ServerExit(exit_code=-9, log_tail="last words")
+
+    async def stats() -> list[ServerStats]:
+        return [ServerStats(3, 1, 0.5, 0, 0, 0, 0, 0)]
+
+    async def label_version(_: int) -> None: ...
+
+    async def hanging(*_: Any, **__: Any) -> None:
+        await asyncio.sleep(60)
+
+    @asynccontextmanager
+    async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(
+            router=SimpleNamespace(stats=stats, label_version=label_version),
+            engine=SimpleNamespace(limit=4, active=4, waiting=0),
+            controller=None,
+            load=SimpleNamespace(add=lambda _: None),
+            servers=(Server(),),
+            process=None,
+        )
+
+    monkeypatch.setattr(services, "open_services", opened)
+    monkeypatch.setattr(evaluation, "evaluate", hanging)
+    monkeypatch.setattr(command, "keep_tokenizer", lambda *_: None)
+    told: list[str] = []
+    recorder: Any = SimpleNamespace(tell=lambda kind, **_: told.append(kind))
+    config, folder = RunConfig.model_validate({}), SimpleNamespace(path=tmp_path)
+    wanted: Any = {"split": Split.FRESH, "tasks": 1, "samples": 1, "reference": False}
+    with pytest.raises(PolicyDeadError, match="ended with exit code -9"):
+        asyncio.run(asyncio.wait_for(command._evaluation(config, folder, recorder, None, **wanted), 10))  # type: ignore[arg-type]
+    assert "load" in told

@@ -32,6 +32,12 @@ def test_unbound_processes_count_every_device() -> None:
     assert place(config(), available=[0, 1], bind=False) == Placement((None,), (None,), 2, True)
 
 
+def test_devices_without_binding_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"placement\.devices has no effect") as error:
+        place(config(devices=(0,)), available=[0, 1], bind=False)
+    assert "placement.pin" in error.value.remedy
+
+
 def test_an_evaluation_places_servers_only() -> None:
     assert place(config("async"), available=[7], bind=True, train=False) == Placement((7,), (), 1, False)
 
@@ -39,7 +45,7 @@ def test_an_evaluation_places_servers_only() -> None:
 @pytest.mark.parametrize(
     ("schedule", "placement", "available", "words"),
     [
-        ("async", {}, [0], "1 policy servers and 1 trainer ranks need 2 devices"),
+        ("async", {}, [0], r"1 policy server\(s\) and 1 trainer rank\(s\) need 2 devices"),
         ("sync", {"replicas": 3}, [0, 1], "need 3 devices"),
         ("sync", {"devices": (9,)}, [0, 1], "no device 9"),
     ],
@@ -50,6 +56,17 @@ def test_too_few_devices_are_refused(
     with pytest.raises(ConfigError, match=words) as error:
         place(config(schedule, **placement), available=available, bind=True)
     assert error.value.remedy
+
+
+def test_what_is_refused_is_told_in_terms_of_what_was_asked_for() -> None:
+    with pytest.raises(ConfigError) as error:
+        place(config(replicas=3), available=[0, 1], bind=True, train=False)
+    assert error.value.what == "3 policy server(s) need 3 devices; there are 2: 0, 1"
+    assert error.value.where == "placement.replicas"
+    for schedule, advised in (("sync", False), ("async", True)):
+        with pytest.raises(ConfigError) as error:
+            place(config(schedule, replicas=3), available=[0, 1], bind=True)
+        assert ("rollout.schedule=sync" in error.value.remedy) is advised
 
 
 def test_visible_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,3 +83,26 @@ def test_what_the_block_raises_is_raised_as_itself(monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(scenario())
+
+
+def test_k20_a_server_that_lives_and_is_silent_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K20: one that is stopped, not dead: each of its episodes would time out and count as the policy's failure."""
+
+    class Silent:
+        async def stats(self) -> list[ServerStats]:
+            raise DeadlineError("the policy server did not answer within 30 s", where="/metrics")
+
+    services = parts()
+    services.router = Silent()
+    monkeypatch.setattr(supervise, "_SAMPLE_EVERY_S", 0.01)
+    monkeypatch.setattr(supervise, "_SILENT_S", 0.2)
+
+    async def scenario() -> None:
+        recorder = SimpleNamespace(tell=lambda *_, **__: None)
+        async with asyncio.timeout(5), supervised(services, recorder, Doing):  # type: ignore[arg-type]
+            await asyncio.sleep(60)
+
+    with pytest.raises(PolicyDeadError, match="did not answer within 30 s") as caught:
+        asyncio.run(scenario())
+    assert "--resume" in caught.value.remedy
+    assert "/metrics" in caught.value.where

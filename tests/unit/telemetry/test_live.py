@@ -213,6 +213,19 @@ def test_rollouts_that_finish_beside_training_move_no_bar() -> None:
     assert (state.done, state.total) == (0, None)
 
 
+def test_rollouts_without_an_end_leave_the_phases_own_number() -> None:
+    """Training's rollouts come one by one; an evaluation's are a list and say how many there are."""
+    state = LiveState(10)
+    for event in (
+        Event(kind=EventKind.PHASE_STARTED, time=0, data={"step": 2, "phase": "generate", "total": 8}),
+        Event(kind=EventKind.ROLLOUT_FINISHED, time=0, data={"step": 2, "done": 5, "total": None}),
+    ):
+        state.apply(event)
+    assert (state.step, state.done, state.total) == (2, 5, 8)
+    state.apply(Event(kind=EventKind.ROLLOUT_FINISHED, time=0, data={"step": 2, "done": 1, "total": 4}))
+    assert (state.done, state.total) == (1, 4)
+
+
 def test_load_is_shown_with_what_it_has() -> None:
     assert load_text({}) == ""
     assert load_text({"active": 3, "training": True, "kv": [], "later": 1}) == "3 active · training"

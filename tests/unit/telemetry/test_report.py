@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.errors import DiskFullError, RunFolderError, UsageError
 from agentrl.telemetry import report
-from agentrl.telemetry.charts import all_charts
+from agentrl.telemetry.charts import chart_sections
 from agentrl.telemetry.page import data_block
 from agentrl.telemetry.report import write_report
 from agentrl.telemetry.run_data import load_runs
@@ -80,7 +80,7 @@ def test_header_tells_the_run(tmp_path: Path, run_dir: Path) -> None:
 
 def test_charts_carry_the_numbers(run_dir: Path) -> None:
     run = load_runs([run_dir])[0]
-    charts = {chart["id"]: chart for chart in all_charts([run])}
+    charts = {chart["id"]: chart for _, section in chart_sections([run]) for chart in section}
     lines = {t["name"]: t for t in charts["learning"]["traces"] if t.get("fill") is None}
     assert set(lines) == {"train", "fresh", "unseen"}
     assert lines["train"]["x"]["step"] == [1, 2, 3, 4, 5, 6]
@@ -96,8 +96,11 @@ def test_charts_carry_the_numbers(run_dir: Path) -> None:
         "score",
         "train",
         "deliver",
+        "whole step",
     ]
     assert "missing" not in charts["idle"]
+    updates = {t["name"]: t["y"][0] for t in charts["updates"]["traces"]}
+    assert updates == {"taken": 2.0, "off policy": 1.0, "skipped": 0.0}, "K24: counted and shown"
     assert [t["name"] for t in charts["staleness"]["traces"]] == ["mean", "max", "in flight", "in queue"]
 
 

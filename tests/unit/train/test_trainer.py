@@ -4,6 +4,7 @@ weights."""
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -104,7 +105,7 @@ class TestUpdates:
         sequences = [make_sequence(length=12, seed=i, update=i % 3) for i in range(6)]
         result = trainer.train(make_batch(sequences, updates=3))
         assert (result.updates, trainer.state.updates) == (3, 3)
-        assert result.metrics["off_policy_updates"] == 2
+        assert (result.metrics["updates"], result.metrics["off_policy_updates"]) == (3, 2)
 
     def test_decoupled_old_policy_is_the_one_before_the_batch(self, make_trainer, make_sequence, make_batch):
         """The weights π_old/π_rollout of the second update are those of the policy *before* the first."""
@@ -176,7 +177,7 @@ class TestSkips:
         before = weights(trainer)
         huge = make_sequence(length=9, advantages=np.full(9, 3e38, np.float32))
         result = trainer.train(make_batch([huge, make_sequence(length=9, seed=3, update=1)], updates=2))
-        assert (result.updates, result.metrics["skipped_updates"]) == (1, 1)
+        assert (result.updates, result.metrics["updates"], result.metrics["skipped_updates"]) == (1, 1, 1)
         assert torch.isfinite(weights(trainer)).all()
         assert not torch.equal(before, weights(trainer))
 
@@ -306,3 +307,25 @@ class TestPublish:
             trainer.model.model.norm.weight.fill_(math.nan)
         with pytest.raises(WeightDeliveryError, match="non-finite"):
             trainer.publish(4)
+
+
+def test_a_resumed_trainers_checkpoints_can_be_resumed_again_and_again(toy_model, tmp_path):
+    """K49: a resumed run's model folder is its checkpoint, which is pruned once there are newer ones."""
+    folder = tmp_path / "model"
+    toy_model().save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    resume = None
+    for first in (1, 4, 7):
+        trainer = Trainer.load(
+            model_folder=resume or folder,
+            config=TrainConfig(),
+            checkpoint=CheckpointConfig(keep=2),
+            checkpoint_folder=tmp_path / "checkpoints",
+            publish_folder=tmp_path / "published",
+            resume=resume,
+        )
+        saved = [Path(trainer.save(step, b"").path) for step in range(first, first + 3)]
+        assert [path.exists() for path in saved] == [False, True, True]
+        assert resume is None or not resume.exists()
+        resume = saved[-1]
+        assert (resume / "tokenizer.json").read_text() == '{"a": 1}'
