@@ -208,7 +208,10 @@ def _per_hours(comparison: Comparison) -> Table:
 
 
 def _reward_note(comparison: Comparison, value: Value) -> str:
-    text = "Reward is the solve rate on the same fresh tasks at temperature 1, end − start; 95 % intervals over seeds."
+    text = (
+        "Reward is the solve rate on the same fresh tasks at temperature 1, end − start; the start is the mean of all "
+        "runs' first evaluations, as they begin with one policy; 95 % intervals over seeds."
+    )
     said = {name: comparison.ratio(name, value).note for name in comparison.schedules if name != BASELINE}
     return " ".join([text, *(f"{name}: {note}." for name, note in said.items() if note)])
 

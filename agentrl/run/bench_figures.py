@@ -8,7 +8,7 @@ per device and minute are its tokens by its device-minutes; the others are means
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.errors import RunFolderError
@@ -101,6 +101,13 @@ def read_run(folder: Path, *, schedule: str, seed: int) -> RunFigures:
         curve=_curve(rows, hours),
         load=_load(run),
     )
+
+
+def with_common_start(runs: Sequence[RunFigures]) -> list[RunFigures]:
+    """Every run begins with the same policy and evaluates it on the same tasks, so that the mean of all their first
+    evaluations is the start of each, measured that many times as well."""
+    start = sum(run.solve_start for run in runs) / max(1, len(runs))
+    return [replace(run, solve_start=start) for run in runs]
 
 
 def devices_of(run: RunData) -> int:

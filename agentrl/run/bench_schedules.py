@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 
 from agentrl.errors import RunFailedError
 from agentrl.run.bench_comparison import Comparison, Table, as_json, tables
-from agentrl.run.bench_figures import read_run
+from agentrl.run.bench_figures import read_run, with_common_start
 from agentrl.run.bench_page import write_page
 from agentrl.run.bench_plan import BenchRun, check_settings, choose, clear_unborn, is_finished, make_plan, steps_done
 from agentrl.run.environments import load_environment
@@ -75,7 +75,9 @@ def schedules_command(
 def report(plan: Sequence[BenchRun], out: Path) -> None:
     """Compare the plan's finished runs: tables on stdout, JSON at `out`, the page beside it."""
     finished = [run for run in plan if is_finished(run.folder, run.config.steps)]
-    comparison = Comparison([read_run(run.folder, schedule=run.schedule, seed=run.seed) for run in finished])
+    comparison = Comparison(
+        with_common_start([read_run(run.folder, schedule=run.schedule, seed=run.seed) for run in finished])
+    )
     console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
     for table in tables(comparison):
         print_table(console, table)

@@ -29,6 +29,7 @@ from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode
 from agentrl.run.folder import RunFolder
+from agentrl.run.garbage import calm_collector
 from agentrl.run.load import LoadMeter
 from agentrl.run.placement import Placement, available_devices, place
 from agentrl.run.recorder import Recorder
@@ -143,6 +144,7 @@ async def open_services(
         what = "servers, sandboxes and trainer" if train else "servers and sandboxes"
         addresses = ", ".join(server.url for server in servers)
         recorder.note(f"{what} are up after {time.monotonic() - began:.0f} s ({addresses})")
+        stack.enter_context(calm_collector())
         yield Services(
             config=config,
             environment=environment,

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from agentrl.errors import InfrastructureError, PolicyDeadError, first_error
 from agentrl.policy import ServerLoad, ServerStats, VllmServer
-from agentrl.rollout.engine import RolloutEngine
 from agentrl.run.load import LoadSample, event_data
 from agentrl.run.recorder import Recorder
 from agentrl.run.services import Services
 from agentrl.train.client import TrainerProcess
 from agentrl.wire import EventKind
 
-_SAMPLE_EVERY_S = 0.5
+_ASK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.1
 _TELL_EVERY_S = 1.0
 _SILENT_S = 120.0  # several looks, each with its deadline
 _LOG_LINES = 8
@@ -36,6 +36,13 @@ class Doing:
     training: bool = False
 
 
+@dataclass(slots=True)
+class _Seen:
+    """The servers' last answers; empty before the first."""
+
+    stats: Sequence[ServerStats] = ()
+
+
 @asynccontextmanager
 async def supervised(
     services: Services, recorder: Recorder, doing: Callable[[], Doing]
@@ -43,7 +50,11 @@ async def supervised(
     """Run the block with watchers beside it; tasks added to the group are supervised too, and end with it."""
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = [tasks.create_task(_load(services, recorder, doing), name="load meter")]
+            seen = _Seen()
+            watching = [
+                tasks.create_task(_ask(services, recorder, seen, doing), name="load of the servers"),
+                tasks.create_task(_look(services, seen, doing), name="load meter"),
+            ]
             watching += [tasks.create_task(_watch_server(s), name=f"watch {s.url}") for s in services.servers]
             if services.process is not None:
                 watching.append(tasks.create_task(_watch_trainer(services.process), name="watch trainer"))
@@ -68,13 +79,15 @@ async def _watch_trainer(process: TrainerProcess) -> None:
     raise await process.wait_ended()
 
 
-async def _load(services: Services, recorder: Recorder, doing: Callable[[], Doing]) -> None:
-    """Look at the load for ever, and let the controller move the limit of active trajectories. A look that fails is
-    left out: a server's death has its own watch. One that lives and is silent for long has none: its episodes would
-    all run out of time, and count against the policy. Raises `PolicyDeadError` for it."""
+async def _ask(services: Services, recorder: Recorder, seen: _Seen, doing: Callable[[], Doing]) -> None:
+    """Ask the servers for ever how they do, and let the controller move the limit of active trajectories.
+
+    An answer that fails is left out: a server's death has its own watch. One that lives and is silent for long has
+    none: its episodes would all run out of time, and count against the policy. Raises `PolicyDeadError` for it.
+    """
     told, answered = 0.0, time.monotonic()
     while True:
-        await asyncio.sleep(_SAMPLE_EVERY_S)
+        await asyncio.sleep(_ASK_EVERY_S)
         try:
             stats = await services.router.stats()
         except InfrastructureError as error:
@@ -86,14 +99,21 @@ async def _load(services: Services, recorder: Recorder, doing: Callable[[], Doin
                 where=error.where,
                 remedy="start the run again with --resume; the server's log says what it did last",
             ) from error
-        now = answered = time.monotonic()
+        seen.stats, now = stats, time.monotonic()
+        answered = now
         if services.controller is not None:
             services.engine.limit = services.controller.observe(_server_load(stats, services.engine.active, now))
-        sample = _sample(stats, services.engine, doing(), now)
-        services.load.add(sample)
         if now - told >= _TELL_EVERY_S:
             told = now
-            recorder.tell(EventKind.LOAD, **event_data(sample))
+            recorder.tell(EventKind.LOAD, **event_data(_sample(services, seen, doing())))
+
+
+async def _look(services: Services, seen: _Seen, doing: Callable[[], Doing]) -> None:
+    """Look for ever at what the orchestrator itself knows; no server is asked, so that looks may be many."""
+    while True:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        if seen.stats:
+            services.load.add(_sample(services, seen, doing()))
 
 
 def _server_load(stats: Sequence[ServerStats], active: int, now: float) -> ServerLoad:
@@ -107,15 +127,16 @@ def _server_load(stats: Sequence[ServerStats], active: int, now: float) -> Serve
     )
 
 
-def _sample(stats: Sequence[ServerStats], engine: RolloutEngine, doing: Doing, now: float) -> LoadSample:
+def _sample(services: Services, seen: _Seen, doing: Doing) -> LoadSample:
+    """What is busy now; KV use and preemptions are those of the servers' last answer."""
     return LoadSample(
-        now=now,
-        active=engine.active,
-        waiting=engine.waiting,
-        limit=engine.limit,
-        running=tuple(s.running + s.waiting for s in stats),
-        kv=tuple(s.kv_used_fraction for s in stats),
-        preemptions=sum(s.preemptions for s in stats),
+        now=time.monotonic(),
+        active=services.engine.active,
+        waiting=services.engine.waiting,
+        limit=services.engine.limit,
+        running=tuple(services.router.in_flight()),
+        kv=tuple(s.kv_used_fraction for s in seen.stats),
+        preemptions=sum(s.preemptions for s in seen.stats),
         training=doing.training,
         in_flight=doing.in_flight,
         queued=doing.queued,

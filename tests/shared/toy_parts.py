@@ -168,6 +168,9 @@ class ToyRouter:
     async def stats(self) -> list[ServerStats]:
         return [ServerStats(0, 0, 0.0, 0, 0, 0, 0, 0)]
 
+    def in_flight(self) -> list[int]:
+        return [0]
+
     def take_in_flight(self) -> list[float]:
         return [0.0]
 

@@ -63,7 +63,9 @@ class SweGymEnvironment:
         return self._family.prompt(task)
 
     def tool_delay_s(self, task: Task, *, rollout: str, call: int) -> float:
-        """Seconds that the options add to a tool call, the same for the same arguments."""
+        """Seconds that the options add to a tool call of a training task, the same for the same arguments."""
+        if task.split is not Split.TRAIN:
+            return 0.0  # an evaluation asks how good the policy is, not how long it takes
         return self._latency.delay_s(task.id, rollout=rollout, call=call)
 
     def image(self, task: Task) -> str:

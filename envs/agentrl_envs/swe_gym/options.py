@@ -56,8 +56,8 @@ class SweGymOptions(BaseModel):
     tool_latency_median_s: float = Field(
         0.0,
         ge=0,
-        description="median of the seconds added to each tool call that the sandbox carries out, as a slow service "
-        "would: lognormal, the same for the same task, rollout and call; 0: none",
+        description="median of the seconds added to each tool call that the sandbox carries out for a training task, "
+        "as a slow service would: lognormal, the same for the same task, rollout and call; 0: none",
     )
     tool_latency_p95_ratio: float = Field(4.0, gt=1, description="the latency's 95th percentile, in medians")
     slow_fraction: float = Field(0.0, ge=0, le=1, description="share of the tasks whose latency is longer")

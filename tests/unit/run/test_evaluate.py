@@ -103,6 +103,9 @@ def test_k19_a_server_that_dies_ends_an_evaluation_at_once(tmp_path: Path, monke
             await asyncio.sleep(0.8)
             return ServerExit(exit_code=-9, log_tail="last words")
 
+    def in_flight(self) -> list[int]:
+        return [0]
+
     async def stats() -> list[ServerStats]:
         return [ServerStats(3, 1, 0.5, 0, 0, 0, 0, 0)]
 

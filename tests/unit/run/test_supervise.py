@@ -24,6 +24,9 @@ class Router:
     def __init__(self) -> None:
         self.enough = asyncio.Event()
 
+    def in_flight(self) -> list[int]:
+        return [4, 2]
+
     async def stats(self) -> list[ServerStats]:
         self.looks += 1
         if self.looks >= self.until:
@@ -47,7 +50,8 @@ def watch(services: Any, monkeypatch: pytest.MonkeyPatch, *, looks: int) -> list
     """Run the watchers beside a block that ends after so many looks."""
     told: list[tuple[EventKind, dict[str, Any]]] = []
     recorder = SimpleNamespace(tell=lambda kind, **data: told.append((kind, data)))
-    monkeypatch.setattr(supervise, "_SAMPLE_EVERY_S", 0.01)
+    monkeypatch.setattr(supervise, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(supervise, "_LOOK_EVERY_S", 0.005)
 
     async def scenario() -> None:
         async with asyncio.timeout(5), supervised(services, recorder, lambda: Doing(4, 1, True)):  # type: ignore[arg-type]
@@ -94,7 +98,8 @@ def test_k20_a_server_that_lives_and_is_silent_ends_the_run(monkeypatch: pytest.
 
     services = parts()
     services.router = Silent()
-    monkeypatch.setattr(supervise, "_SAMPLE_EVERY_S", 0.01)
+    monkeypatch.setattr(supervise, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(supervise, "_LOOK_EVERY_S", 0.005)
     monkeypatch.setattr(supervise, "_SILENT_S", 0.2)
 
     async def scenario() -> None:
