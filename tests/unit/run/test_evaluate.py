@@ -103,7 +103,7 @@ def test_k19_a_server_that_dies_ends_an_evaluation_at_once(tmp_path: Path, monke
             await asyncio.sleep(0.8)
             return ServerExit(exit_code=-9, log_tail="last words")
 
-    def in_flight(self) -> list[int]:
+    def in_flight() -> list[int]:
         return [0]
 
     async def stats() -> list[ServerStats]:
@@ -117,7 +117,7 @@ def test_k19_a_server_that_dies_ends_an_evaluation_at_once(tmp_path: Path, monke
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
         yield SimpleNamespace(
-            router=SimpleNamespace(stats=stats, label_version=label_version),
+            router=SimpleNamespace(stats=stats, in_flight=in_flight, label_version=label_version),
             engine=SimpleNamespace(limit=4, active=4, waiting=0),
             controller=None,
             load=SimpleNamespace(add=lambda _: None),
