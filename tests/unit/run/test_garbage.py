@@ -25,8 +25,8 @@ def test_a_turn_leaves_no_garbage() -> None:
     gc.collect()
     gc.disable()
     try:
-        for _ in range(50):
-            chat.observe(["an observation", "another"])
+        for turn in range(50):
+            chat.observe([f"observation {turn}", "another"])
         assert gc.collect() < 50
     finally:
         gc.enable()
