@@ -126,7 +126,9 @@ class GroupFeed:
     def look_ahead(self) -> None:
         """Set the sandboxes of the next groups up, so that their first tokens need not wait for them."""
         count = min(self._config.rollout.groups, self._scheduler.to_come)
-        self._stream.prepare(self._cursor.peek(count, group_size=self._config.rollout.group_size))
+        waiting = [request for request, _ in self._backlog if request.group_id not in self._kept][:count]
+        new = self._cursor.peek(count - len(waiting), group_size=self._config.rollout.group_size)
+        self._stream.prepare([*waiting, *new])
 
     # --- for the loop -----------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """How busy everything is: looks at engine and policy servers, and the figures of the time between two `take`s.
 
 A look holds until the next one, so that every figure is weighted by time and looks may come at any pace; `mark` adds
-one where training begins or ends, which makes the trainer's share exact between looks.
+one where the trainer's work begins or ends, which makes its share exact between looks. Delivering what was trained is
+part of that work.
 
-A device *idles* while it neither serves (no request at its server) nor trains. Colocated, server i and rank i share
-device i; disaggregated, each has a device of its own.
+A device *idles* while it neither serves (no request at its server) nor trains (or takes the new weights). Colocated,
+server i and rank i share device i; disaggregated, each has a device of its own.
 
 The *tail* of a round is the time in which slots stand empty because there is no work left to fill them: groups are
 still running, no rollout waits for a slot, and fewer are active than at the round's peak.

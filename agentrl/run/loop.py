@@ -13,6 +13,8 @@ repeat:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +73,17 @@ class TrainingRun:
         """Minutes of this run, earlier sittings included."""
         return self.minutes_before + (time.monotonic() - self.began) / 60
 
+    @contextmanager
+    def trainer_at_work(self) -> Iterator[None]:
+        """The block trains, or publishes and delivers what was trained: its devices are busy."""
+        self.training = True
+        self.services.load.mark(training=True)
+        try:
+            yield
+        finally:
+            self.training = False
+            self.services.load.mark(training=False)
+
     def doing(self) -> Doing:
         """For those who watch."""
         counts = self.scheduler.counts()
@@ -115,32 +128,35 @@ def prepare_run(
 
 async def train(run: TrainingRun) -> None:
     """Run to `config.steps`. Raises what ends the run; everything up to the last checkpoint can be resumed."""
-    async with supervised(run.services, run.recorder, run.doing) as tasks:
+    episode = run.services.episode(temperature=run.config.rollout.temperature)
+    async with (
+        supervised(run.services, run.recorder, run.doing) as tasks,
+        run.services.engine.open(episode, step=run.step + 1) as stream,
+    ):
+        feed = run.feed = GroupFeed(
+            config=run.config,
+            scheduler=run.scheduler,
+            cursor=run.cursor,
+            buffer=run.buffer,
+            stream=stream,
+            dry=run.dry,
+            kept=_kept(run),
+            note=run.recorder.note,
+        )
+        feed.restore(run.start.state.in_flight)
+        feed.look_ahead()  # the first groups' sandboxes are ready when the evaluation is over
         await _deliver(run, run.version, step=run.step)
         if run.start.checkpoint is None:
             run.scores = await evaluate_splits(run.services, run.recorder, run.config, step=0)
             run.recorder.step(0, run.scores)
             await _checkpoint(run)
-        episode = run.services.episode(temperature=run.config.rollout.temperature)
-        async with run.services.engine.open(episode, step=run.step + 1) as stream:
-            feed = run.feed = GroupFeed(
-                config=run.config,
-                scheduler=run.scheduler,
-                cursor=run.cursor,
-                buffer=run.buffer,
-                stream=stream,
-                dry=run.dry,
-                kept=_kept(run),
-                note=run.recorder.note,
-            )
-            feed.restore(run.start.state.in_flight)
-            meter = StepMeter(run.services)
-            feeding = tasks.create_task(feed.run(), name="feed")
-            try:
-                while run.step < run.config.steps:
-                    await _step(run, feed, meter)
-            finally:
-                feeding.cancel()  # before the stream closes, which takes no more groups
+        meter = StepMeter(run.services)
+        feeding = tasks.create_task(feed.run(), name="feed")
+        try:
+            while run.step < run.config.steps:
+                await _step(run, feed, meter)
+        finally:
+            feeding.cancel()  # before the stream closes, which takes no more groups
 
 
 def _kept(run: TrainingRun) -> dict[str, GroupResult]:
@@ -167,14 +183,14 @@ async def _step(run: TrainingRun, feed: GroupFeed, meter: StepMeter) -> None:
     began = time.monotonic()
     _require_valid(run, step, settled)
     evaluating = step == run.config.steps or _is_due(step, run.config.eval.every_steps)
-    if not evaluating:
-        feed.look_ahead()
+    feed.look_ahead()
     metrics = _staleness(run, settled)
     records: dict[str, list[Trained] | None] = {}
     if settled.trained:
         settled = await feed.drop(settled, run.scheduler.doomed())
-        trained, records = await _train(run, step, settled)
-        metrics |= trained | await _deliver(run, run.version + 1, step=step)
+        with run.trainer_at_work():
+            trained, records = await _train(run, step, settled)
+            metrics |= trained | await _deliver(run, run.version + 1, step=step)
     else:
         run.scheduler.next_round()
         settled = await feed.drop(settled, run.scheduler.doomed())  # after the last step: whatever is left
@@ -243,13 +259,7 @@ async def _train(
         max_staleness=run.scheduler.schedule.max_staleness,
     )
     await run.services.give_devices_to_trainer()
-    run.training = True
-    run.services.load.mark(training=True)
-    try:
-        result = await run.services.trainer.train(batch, timeout_s=run.config.train.step_timeout_s)
-    finally:
-        run.training = False
-        run.services.load.mark(training=False)
+    result = await run.services.trainer.train(batch, timeout_s=run.config.train.step_timeout_s)
     return result.metrics, trained_records(batch, result, settled.trained)
 
 

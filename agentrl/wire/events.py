@@ -14,8 +14,8 @@
 | `run.finished` | `step`, `outcome` (`done`, `interrupted`, `failed`), `minutes`, `reason` |
 
 `load`: `active` trajectories (in their episode), `waiting` ones (set up or being set up, not active yet), `limit` of
-active ones, `running` requests and `kv` used fraction (lists, one entry per policy server), `training` bool,
-`in_flight` and `queued` groups.
+active ones, `running` requests and `kv` used fraction (lists, one entry per policy server), `training` bool (or
+delivering), `in_flight` and `queued` groups.
 
 A reader takes every key as optional: an event of an older or newer version is shown with what it has.
 """
