@@ -74,7 +74,7 @@ class GroupFeed:
         self._barren: list[Verdict] = []
         self._given_up: set[str] = set()
         self._started_at: dict[str, float] = {}
-        self._backlog: deque[tuple[GroupRequest, int | None]] = deque()
+        self._backlog: deque[tuple[GroupRequest, int]] = deque()  # of an earlier sitting, with the versions it had
         self._held = False
         self._news = asyncio.Event()
 
@@ -93,10 +93,11 @@ class GroupFeed:
     def admit(self) -> None:
         """Submit as many groups as there are free places; none while the feed is held."""
         for _ in range(0 if self._held else self._scheduler.admissible()):
-            request, version = self._backlog.popleft() if self._backlog else (self._next(), None)
-            if request is None:
-                break
-            self._submit(request, version)
+            if self._backlog:
+                self._submit(*self._backlog.popleft())
+                continue
+            for request in self._cursor.take(1, group_size=self._config.rollout.group_size):
+                self._submit(request, None)
         self._news.set()
 
     def hold(self, held: bool) -> None:
@@ -105,8 +106,7 @@ class GroupFeed:
 
     def state(self) -> dict[str, int]:
         """What a checkpoint keeps: groups submitted and not in any batch, oldest first, with their versions."""
-        waiting = {request.group_id: self._scheduler.version if v is None else v for request, v in self._backlog}
-        return {**dict(self._scheduler.state()), **waiting}
+        return dict(self._scheduler.state()) | {request.group_id: version for request, version in self._backlog}
 
     def restore(self, in_flight: Mapping[str, int]) -> None:
         """Groups that an earlier sitting had submitted (`state`): they go first, in their order. What it kept of others
@@ -160,10 +160,6 @@ class GroupFeed:
         return replace(settled, others=(*settled.others, *late), given_up_s=tuple(given_up_s.values()))
 
     # --- inside -----------------------------------------------------------------------------------
-
-    def _next(self) -> GroupRequest | None:
-        found = self._cursor.take(1, group_size=self._config.rollout.group_size)
-        return found[0] if found else None
 
     def _submit(self, request: GroupRequest, version: int | None) -> None:
         """Submit a group and start it, or take what an earlier sitting kept of it.

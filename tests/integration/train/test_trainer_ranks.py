@@ -17,7 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from thread_ranks import rank_contract
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from toy_qwen import VOCABULARY, toy_config
+from transformers import Qwen3ForCausalLM
 
 from agentrl.config import CorrectionConfig, LossConfig, OptimizerConfig, RejectionRule, RunConfig, TrainConfig
 from agentrl.errors import ConfigError, TrainerError
@@ -27,7 +28,6 @@ from agentrl.wire import Batch, StepResult, TrainSequence
 
 DEADLINE_S = 180.0
 EXACT = 1e-6
-VOCABULARY = 48
 SENSITIVE = "correction/chi2_sequence"
 """A mean of squared exponentials of sums over sequences: it shows float32's rounding a hundredfold."""
 
@@ -35,23 +35,8 @@ SENSITIVE = "correction/chi2_sequence"
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
     folder = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(toy_config(positions=256)).save_pretrained(folder)
     return folder
 
 

@@ -7,32 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from toy_qwen import VOCABULARY, toy_config
+from transformers import Qwen3ForCausalLM
 
 from agentrl.wire import Batch, TrainSequence
 
-VOCABULARY = 48
 torch.set_num_threads(1)  # toy sizes: threads only wait for each other
 
 
 def _toy_model(*, seed: int = 0, double: bool = False) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(toy_config(positions=128)).eval()
     return model.double() if double else model.float()
 
 
