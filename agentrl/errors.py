@@ -160,6 +160,30 @@ class WeightDeliveryError(PolicyError):
     """The policy server does not hold the weights that were published (version or probe mismatch)."""
 
 
+class TeacherError(InfrastructureError):
+    """Base of what goes wrong with a teacher. A segment without its scores is never trained."""
+
+
+class TeacherStartError(TeacherError):
+    """The teacher did not come up."""
+
+
+class TeacherDeadError(TeacherError):
+    """The teacher is gone or does not answer any more: the run ends, and can go on with --resume."""
+
+
+class TeacherRequestError(TeacherError):
+    """The teacher refused a segment, or answered with what cannot be its scores (NaN, too few positions, …)."""
+
+
+class TeacherRefusedError(TeacherRequestError):
+    """The teacher refused a segment for what it is (too long, a token it does not know): asking again is useless."""
+
+
+class TeacherUnfitError(ConfigError):
+    """The teacher cannot teach this student: another tokenizer, too short a window, no log-probabilities, …"""
+
+
 class TrainerError(InfrastructureError):
     """The trainer process failed or ended."""
 
@@ -220,6 +244,7 @@ _TABLE: tuple[tuple[type[BaseException], Handling], ...] = (
     (ImageMissingError, Handling(retry=False, graded=False, counted=False)),
     (ImageUnfitError, Handling(retry=False, graded=False, counted=False)),
     (PolicyDeadError, Handling(retry=False, graded=False, counted=False)),
+    (TeacherError, Handling(retry=False, graded=False, counted=False)),  # the teacher itself has tried again
     (TrainerError, Handling(retry=False, graded=False, counted=False)),
     (CommandTimeoutError, Handling(retry=True, graded=False, counted=False)),
     (SandboxError, Handling(retry=True, graded=False, counted=False)),

@@ -34,7 +34,7 @@ from sandbox_report import quantile
 from agentrl.config import EnvironmentConfig, SandboxConfig
 from agentrl.errors import SandboxOutOfMemoryError
 from agentrl.rollout.driver import Limits, RolloutDriver
-from agentrl.rollout.episode import OnTurn
+from agentrl.rollout.episode import OnSealed, OnTurn
 from agentrl.rollout.groups import GroupRequest
 from agentrl.rollout.status import RolloutStatus
 from agentrl.run.environments import load_environment
@@ -152,7 +152,9 @@ class Agent:
     died: bool = False
     temperature: float = 1.0
 
-    async def __call__(self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn) -> Done:
+    async def __call__(
+        self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn, on_sealed: OnSealed
+    ) -> Done:
         if self.hostile is not None and self.hostile.name in ("tree shut", "tree removed"):
             await self._mend(sandbox)
             await self._attack(sandbox, self.hostile)
@@ -219,7 +221,7 @@ class Episode:
 async def episode(pool: Pool, environment: Environment, number: int, hostile: Hostile | None) -> Episode:
     """Run episode `number` through the driver and judge it. A hostile one does what it does once, then is graded."""
     task = environment.tasks(Split.TRAIN, start=number, count=1, seed=0)[0]
-    agent = Agent(task.data["solution"], task.data["module"], hostile)
+    agent = Agent(task.data["solution"], task.data["file"], hostile)
     limits = Limits(lease_s=HANG_S, episode_s=180, grade_s=120, rollout_s=HANG_S, retries=2)
     notes: list[str] = []
     driver = RolloutDriver(environment, pool, limits, time.monotonic, time.time, notes.append)

@@ -42,11 +42,13 @@ async def run_episode(
     config: AgentConfig,
     sampling: SamplingParams,
     request_id: str,
+    on_sealed: Callable[[int, Segment], None] = lambda index, segment: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EpisodeResult:
     """Let the policy work on `task` in a sandbox that is already prepared.
 
     `sampling` gives temperature, top_p and top_k; its max_tokens and stop tokens are set here, turn by turn.
+    `on_sealed` takes each segment with its number as soon as nothing is added to it any more.
     Raises `SandboxError` and `PolicyError` where a machine failed, `RecordError` where the server's streams
     disagree.
     """
@@ -63,6 +65,7 @@ async def run_episode(
         sampling=msgspec.structs.replace(sampling, stop_token_ids=chat.stop_token_ids, pattern=pattern),
         request_id=request_id,
         tool_delay_s=_tool_delay(environment, task, request_id),
+        on_sealed=on_sealed,
         clock=clock,
     )
     return await episode.run()
@@ -98,6 +101,7 @@ class _Episode:
         sampling: SamplingParams,
         request_id: str,
         tool_delay_s: Callable[[int], float],
+        on_sealed: Callable[[int, Segment], None],
         clock: Callable[[], float],
     ) -> None:
         self._conversation = conversation
@@ -108,6 +112,7 @@ class _Episode:
         self._sampling = sampling
         self._request_id = request_id
         self._tool_delay_s = tool_delay_s
+        self._on_sealed = on_sealed
         self._clock = clock
         self._window = min(config.max_tokens, policy.max_model_len)
         self._deadline = clock() + config.episode_timeout_s
@@ -125,7 +130,7 @@ class _Episode:
             stop = await self._turn(turn)
             turn += 1
         if self._segment.has_agent_tokens or not self._sealed:
-            self._sealed.append(self._segment.seal())
+            self._seal()
         counts = {**self._runner.counts, "turns": len(self._turns), "rewrites": len(self._sealed) - 1}
         return EpisodeResult(
             segments=tuple(self._sealed),
@@ -210,6 +215,11 @@ class _Episode:
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
+    def _seal(self) -> None:
+        """Nothing is added to the open segment any more."""
+        self._sealed.append(self._segment.seal())
+        self._on_sealed(len(self._sealed) - 1, self._sealed[-1])
+
     def _append(self, turn: int, sampled: list[int], results: list[str]) -> StopReason | None:
         """Append what the environment says, or open a new segment where the template rewrote history."""
         following = self._conversation.answer(sampled, results)
@@ -217,7 +227,7 @@ class _Episode:
         if before + len(following.ids) >= self._window:
             return StopReason.TOKENS
         if following.rewritten:
-            self._sealed.append(self._segment.seal())
+            self._seal()
             self._segment = SegmentBuilder(following.ids, turn=turn + 1)
         else:
             self._segment.add_environment(following.ids, turn=turn)

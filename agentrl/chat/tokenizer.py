@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,20 @@ class FolderTokenizer:
 
     def token_id(self, token: str) -> int | None:
         return self._backend.token_to_id(token)
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are, added ones included."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def added(self) -> Mapping[int, str]:
+        """Tokens beside the model's own (control tokens, …) by id."""
+        return {index: str(token.content) for index, token in self._backend.get_added_tokens_decoder().items()}
+
+    def token(self, token_id: int) -> str | None:
+        """The name of a token as the vocabulary writes it; None for an id that is none."""
+        return self._backend.id_to_token(token_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE  # as a shell shows a program that ends by it
 
 app = typer.Typer(
     name="agentrl",
-    help="Train software-engineering agents: real sandboxes, a real vLLM policy, rollout-corrected learning.",
+    help="Train software-engineering agents: real sandboxes, a real vLLM policy, learning by reward or by teacher.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,7 +27,7 @@ app = typer.Typer(
 sandbox_app = typer.Typer(help="Debug in tasks' sandboxes, make tasks, look after the machine.", no_args_is_help=True)
 bench_app = typer.Typer(help="Compare schedules, measure generation alone.", no_args_is_help=True)
 
-for _name in ("train", "sft", "evaluate", "report", "view", "doctor"):
+for _name in ("train", "distill", "sft", "evaluate", "report", "view", "doctor"):
     importlib.import_module(f"agentrl.cli.{_name}").register(app)
 importlib.import_module("agentrl.cli.sandbox").register(sandbox_app)
 app.add_typer(sandbox_app, name="sandbox")

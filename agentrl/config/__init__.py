@@ -1,6 +1,7 @@
 """Settings: models, presets, TOML and dotted overrides."""
 
 from agentrl.config.correction import CorrectionConfig, RejectionRule, correction_preset, preset_names
+from agentrl.config.distill import DistillConfig, DivergenceConfig, TeacherConfig
 from agentrl.config.models import (
     AdvantageConfig,
     AgentConfig,
@@ -29,6 +30,8 @@ __all__ = [
     "CheckpointConfig",
     "CorrectionConfig",
     "DemonstrationConfig",
+    "DistillConfig",
+    "DivergenceConfig",
     "EnvironmentConfig",
     "EvalConfig",
     "LossConfig",
@@ -40,6 +43,7 @@ __all__ = [
     "RunConfig",
     "SandboxConfig",
     "SftConfig",
+    "TeacherConfig",
     "ToolsConfig",
     "TrainConfig",
     "WarmStartConfig",

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from agentrl.config.correction import CorrectionConfig, RejectionRule, preset_names
+from agentrl.config.distill import DistillConfig, TeacherConfig
 from agentrl.config.load import list_presets
 from agentrl.config.models import RunConfig, WarmStartConfig, WarmStartStage
 
@@ -53,6 +54,9 @@ MEANINGS = {
     "rollout.top_k": "0 (off) is the only value that training accepts",
     "rollout.grade_timeout_s": "for grading one rollout",
     "rollout.group_timeout_s": "for one rollout as a whole, retries included",
+    "distill.teachers": "see below; `--teacher`",
+    "distill.teachers.model": "a folder, a hub name, the URL of a running vLLM server, or `self`",
+    "distill.dtype": "of the teachers that are started here",
     "train.dtype": "of the passes' matrix products; weights stay float32",
     "train.advantage.name": "see [environments](environments.md#an-advantage-in-ten-lines)",
     "train.loss.name": "the policy-gradient loss",
@@ -135,7 +139,9 @@ def _kind(annotation: Any) -> str:
     if type(None) in arguments:
         return " / ".join(_kind(each) for each in arguments if each is not type(None)) + " / unset"
     if typing.get_origin(annotation) is tuple:
-        return "list of tables" if issubclass(arguments[0], BaseModel) else f"list of {_kind(arguments[0])}"
+        item = arguments[0]
+        tables = isinstance(item, type) and issubclass(item, BaseModel)
+        return "list of tables" if tables else f"list of {_kind(item)}"
     return {int: "integer", float: "number", bool: "true / false", str: "text", Path: "path"}[annotation]
 
 
@@ -177,6 +183,8 @@ def _sections(model: type[BaseModel], prefix: str) -> str:
             text += _section(f"`{prefix}{name}`", kind, f"{prefix}{name}.")
             if kind is CorrectionConfig:
                 text += _correction_notes(f"{prefix}{name}")
+            if kind is DistillConfig:
+                text += f"\nEach table of `distill.teachers`:\n\n{table(TeacherConfig, 'distill.teachers.')}"
     return text
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.config.base import Model
 from agentrl.config.correction import CorrectionConfig, correction_preset, expand_preset, named
+from agentrl.config.distill import DistillConfig, DivergenceConfig, check_distillation
 from agentrl.config.rollout import PlacementConfig, RolloutConfig
 
 
@@ -192,6 +193,7 @@ class TrainConfig(Model):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     correction: CorrectionConfig = Field(default_factory=lambda: correction_preset("token-clamp-2"))
+    divergence: DivergenceConfig = DivergenceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     threads: int = Field(1, ge=1, description="torch threads of the trainer")
     step_timeout_s: float = Field(3600.0, gt=0)
@@ -271,9 +273,15 @@ class RunConfig(Model):
     rollout: RolloutConfig = RolloutConfig()
     placement: PlacementConfig = PlacementConfig()
     train: TrainConfig = TrainConfig()
+    distill: DistillConfig = DistillConfig()
     eval: EvalConfig = EvalConfig()
     alarms: AlarmConfig = AlarmConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def teacher_window(self) -> int:
+        """The window of a teacher that is started here."""
+        return self.distill.max_model_len or max(self.policy.max_model_len, self.agent.max_tokens + 1)
 
     @model_validator(mode="after")
     def validate_combinations(self) -> RunConfig:
@@ -309,12 +317,38 @@ class RunConfig(Model):
                 f"train.updates_per_step ({self.train.updates_per_step}) exceeds rollout.groups "
                 f"({self.rollout.groups}): a group is never split; remedy: lower the first or raise the second"
             )
-        if self.rollout.group_size == 1 and self.train.advantage.name != "reward":
+        check_distillation(self.distill, self.train.divergence)
+        if self.distill.active:
+            self._validate_distillation()
+        rewarded = not self.distill.active or self.distill.reward_weight > 0
+        if rewarded and self.rollout.group_size == 1 and self.train.advantage.name != "reward":
             raise ValueError(
                 "rollout.group_size 1 leaves nothing to compare within a group; remedy: "
                 "train.advantage.name=reward or a larger group"
             )
         return self
+
+    def _validate_distillation(self) -> None:
+        if self.rollout.temperature != 1:
+            raise ValueError(
+                f"rollout.temperature ({self.rollout.temperature:g}) is not 1, at which teachers score: the divergence "
+                "would be between different things; remedy: rollout.temperature=1"
+            )
+        if self.agent.max_tokens >= self.teacher_window:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) is not below distill.max_model_len "
+                f"({self.teacher_window}), which must hold a whole segment and one token more; remedy: lower the first "
+                "or raise the second"
+            )
+        if self.distill.reward_weight == 0 and self.train.advantage != AdvantageConfig():
+            raise ValueError("train.advantage has no effect with distill.reward_weight=0; remedy: remove it")
+        if self.distill.reward_weight == 0 and self.train.divergence.name != "sampled":
+            plain = LossConfig(mode=self.train.loss.mode)
+            if self.train.loss != plain:
+                raise ValueError(
+                    "train.loss.name and its clips are of a policy gradient, and with distill.reward_weight=0 and "
+                    f"train.divergence.name={self.train.divergence.name} there is none; remedy: remove them"
+                )
 
 
 class DemonstrationConfig(Model):
@@ -331,9 +365,12 @@ class WarmStartStage(SftConfig):
 
 
 class WarmStartConfig(Model):
-    """`agentrl sft`: tokenizer and tiny policy from nothing, trained stage by stage."""
+    """`agentrl sft`: a policy trained stage by stage; tokenizer and tiny policy are made from nothing, or `start`'s."""
 
     seed: int = Field(0, ge=0)
+    start: str | None = Field(
+        None, min_length=1, description="model whose tokenizer and weights it goes on from; None: from nothing"
+    )
     vocab_size: int = Field(1024, ge=300)
     tokenizer_demonstrations: int = Field(2000, ge=1, description="the first stage's, that the tokenizer is trained on")
     concurrency: int = Field(16, ge=1, description="demonstrations played at once")
@@ -342,3 +379,12 @@ class WarmStartConfig(Model):
     sandbox: SandboxConfig = SandboxConfig()
     agent: AgentConfig = AgentConfig()
     stages: tuple[WarmStartStage, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def validate_effects(self) -> WarmStartConfig:
+        if self.start is not None:
+            fields = type(self).model_fields
+            for key in ("vocab_size", "tokenizer_demonstrations"):
+                if getattr(self, key) != fields[key].default:
+                    raise ValueError(f"{key} has no effect with start: its tokenizer is kept; remedy: remove it")
+        return self

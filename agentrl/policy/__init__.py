@@ -6,16 +6,21 @@ from agentrl.policy.concurrency import ConcurrencyController, ServerLoad, start_
 from agentrl.policy.delivery import deliver
 from agentrl.policy.metrics import ServerStats
 from agentrl.policy.models import local_model
+from agentrl.policy.payload import error_words
 from agentrl.policy.replicas import open_replicas
 from agentrl.policy.requirement import Device, VllmInstall, find_vllm
 from agentrl.policy.router import PolicyRouter, RoutedPolicy
-from agentrl.policy.server import ServerExit, VllmServer
+from agentrl.policy.scores import PromptLogprobs, ScoreFormatError, token_scores
+from agentrl.policy.server import Liveness, ServerExit, VllmServer
 
 __all__ = [
     "ConcurrencyController",
     "Device",
+    "Liveness",
     "PolicyRouter",
+    "PromptLogprobs",
     "RoutedPolicy",
+    "ScoreFormatError",
     "ServerExit",
     "ServerLoad",
     "ServerStats",
@@ -24,9 +29,11 @@ __all__ = [
     "VllmServer",
     "check_model",
     "deliver",
+    "error_words",
     "find_vllm",
     "local_model",
     "model_location",
     "open_replicas",
     "start_limit",
+    "token_scores",
 ]

@@ -26,15 +26,16 @@ from agentrl.errors import DeadlineError, PolicyDeadError, PolicyRequestError
 from agentrl.policy.metrics import ServerStats, parse_metrics
 from agentrl.policy.payload import (
     empty_generation,
+    error_words,
     generate_body,
     parse_generation,
-    parse_prompt_logprobs,
+    parse_scores,
     score_body,
     version_of,
 )
 from agentrl.policy.server import Liveness, ServerExit
 from agentrl.policy.traffic import Traffic
-from agentrl.wire import Generation, SamplingParams
+from agentrl.wire import Generation, SamplingParams, TokenScores
 
 _GENERATE = "/inference/v1/generate"
 _TRIES = 3
@@ -42,8 +43,7 @@ _RETRY_DELAYS_S = (0.1, 0.5)
 _DEATH_NOTICE_S = 2.0
 _CONTROL_TIMEOUT_S = 30.0
 _KEEP_ALIVE_S = 3.0  # below the server's 5 s, so that no request meets a connection that it is just closing
-_PROBE_PRIORITY = -1_000_000
-_MESSAGE_CHARS = 600
+_SCORE_PRIORITY = -1_000_000
 _LOG_LINES = 8
 
 # What aiohttp raises while no byte of an answer has come.
@@ -54,13 +54,16 @@ class VllmClient:
     """One server's client; make it inside the event loop that uses it, close it with `aclose` or `async
     with`.
 
-    `server` is the process behind `url` where it is ours (`VllmServer`): its death turns a failed
-    connection into `PolicyDeadError` at once. `traffic` counts and paces the sampling requests. `cache_salt`
-    keeps their prefix cache apart from that of requests with another salt (None: one cache for all).
+    `called` is its name in messages. `server` is the process behind `url` where it is ours (`VllmServer`): its death
+    turns a failed connection into `PolicyDeadError` at once. `traffic` counts and paces the sampling requests.
+    `cache_salt` keeps their prefix cache apart from that of requests with another salt (None: one cache for all).
     """
 
-    def __init__(self, url: str, *, max_model_len: int, server: Liveness | None = None) -> None:
+    def __init__(
+        self, url: str, *, max_model_len: int, server: Liveness | None = None, called: str = "the policy server"
+    ) -> None:
         self._url = url.rstrip("/")
+        self._called = called
         self._max_model_len = max_model_len
         self._server = server
         self.traffic = Traffic()
@@ -125,9 +128,23 @@ class VllmClient:
         self, token_ids: Sequence[int], *, timeout_s: float, request_id: str | None = None
     ) -> np.ndarray:
         """float32 [T − 1]: log p(token_ids[i + 1] | token_ids[: i + 1]) at temperature 1, whatever was
-        sampled.
+        sampled: the `logprobs` of `score`.
+        """
+        return (await self.score(token_ids, top_k=0, timeout_s=timeout_s, request_id=request_id)).logprobs
 
-        Served before waiting rollouts. Needs 2 ≤ T < max_model_len (one token is sampled and dropped).
+    async def score(
+        self,
+        token_ids: Sequence[int],
+        *,
+        top_k: int,
+        timeout_s: float,
+        positions: np.ndarray | None = None,
+        request_id: str | None = None,
+    ) -> TokenScores:
+        """The log-probabilities of tokens [T] and of the `top_k` most likely ones in their places, at temperature 1.
+
+        `positions` int [N] ≥ 1: read these alone. Served before waiting rollouts; never from cached keys. Needs
+        2 ≤ T < max_model_len (one token is sampled and dropped) and a server that gives so many candidates.
         """
         request_id = request_id or f"score-{next(self._numbers)}"
         if not 2 <= len(token_ids) < self._max_model_len:
@@ -136,9 +153,9 @@ class VllmClient:
                 where=f"request {request_id}",
                 remedy="score between 2 tokens and one less than the window",
             )
-        body = score_body(token_ids, request_id=request_id, priority=_PROBE_PRIORITY)
+        body = score_body(token_ids, request_id=request_id, priority=_SCORE_PRIORITY, top_k=top_k)
         data = await self._post(_GENERATE, body, request_id=request_id, timeout_s=timeout_s)
-        return parse_prompt_logprobs(data, token_ids, request_id=request_id)
+        return parse_scores(data, token_ids, request_id=request_id, top_k=top_k, positions=positions)
 
     async def stats(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> ServerStats:
         """What the server does now and did since it started."""
@@ -181,7 +198,7 @@ class VllmClient:
                         await self._check_alive(where, wait_s=_RETRY_DELAYS_S[number])
         except TimeoutError as error:
             raise DeadlineError(
-                f"the policy server did not answer within {timeout_s:g} s",
+                f"{self._called} did not answer within {timeout_s:g} s",
                 where=where,
                 remedy="raise agent.episode_timeout_s, or lower the load (rollout.concurrency)",
             ) from error
@@ -197,7 +214,7 @@ class VllmClient:
             if answer.status == 200:
                 return data
             raise PolicyRequestError(
-                f"the policy server answered {answer.status}: {_words(data)}",
+                f"{self._called} answered {answer.status}: {error_words(data)}",
                 where=where,
                 remedy="correct the request" if answer.status < 500 else "read the server's log",
             )
@@ -223,7 +240,7 @@ class VllmClient:
         if end is not None:
             return self._death(end, where)
         return PolicyDeadError(
-            f"no connection to the policy server at {self._url}: {error}",
+            f"no connection to {self._called} at {self._url}: {error}",
             where=where,
             remedy="see that the server runs and its address is right",
         )
@@ -231,20 +248,7 @@ class VllmClient:
     def _death(self, end: ServerExit, where: str) -> PolicyDeadError:
         how = "ended" if end.exit_code is None else f"ended with exit code {end.exit_code}"
         return PolicyDeadError(
-            f"the policy server at {self._url} {how}",
+            f"{self._called} at {self._url} {how}",
             where="\n".join([where, *end.log_tail.splitlines()[-_LOG_LINES:]]),
             remedy="start the run again with --resume; the server's log (logs/policy*.log) says why it ended",
         )
-
-
-def _words(data: bytes) -> str:
-    """The server's own words in an error's body."""
-    text = data.decode(errors="replace").strip()
-    try:
-        message = msgspec.json.decode(data)
-    except msgspec.MsgspecError:
-        return text[:_MESSAGE_CHARS]
-    if isinstance(message, dict):
-        inner = message.get("error", message.get("detail", message))
-        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    return text[:_MESSAGE_CHARS]

@@ -15,10 +15,9 @@ import numpy as np
 
 from agentrl.errors import PolicyRequestError, WeightDeliveryError
 from agentrl.policy.command import SERVED_NAME
+from agentrl.policy.scores import CLAMPED, PromptLogprobs, ScoreFormatError, token_scores
 from agentrl.trajectory import FinishReason
-from agentrl.wire import Generation, SamplingParams
-
-_CLAMPED = -9998.0  # the server writes -9999 in place of -inf and NaN
+from agentrl.wire import Generation, SamplingParams, TokenScores
 
 
 class _Entry(msgspec.Struct):
@@ -59,16 +58,14 @@ class _Timings(msgspec.Struct):
     decode_s: float
 
 
-class _PromptLogprob(msgspec.Struct):
-    logprob: float
-
-
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     usage: _Usage
     timings: _Timings | None = None
-    prompt_logprobs: list[dict[str, _PromptLogprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
+
+_MESSAGE_CHARS = 600
 
 _decoder = msgspec.json.Decoder(_Answer)
 _encoder = msgspec.json.Encoder()
@@ -142,12 +139,12 @@ def generate_body(
     )
 
 
-def score_body(token_ids: Sequence[int], *, request_id: str, priority: int = 0) -> bytes:
-    """The request for the log-probabilities of `token_ids` themselves; the one token sampled with it is
-    dropped.
+def score_body(token_ids: Sequence[int], *, request_id: str, priority: int = 0, top_k: int = 0) -> bytes:
+    """The request for the log-probabilities of `token_ids` themselves, and of the `top_k` most likely tokens at each
+    position; the one token sampled with it is dropped.
     """
     params = SamplingParams(max_tokens=1, temperature=1.0)
-    return _body(token_ids, request_id=request_id, priority=priority, params=params, prompt_logprobs=0)
+    return _body(token_ids, request_id=request_id, priority=priority, params=params, prompt_logprobs=top_k)
 
 
 def _decode(data: bytes, *, request_id: str) -> _Answer:
@@ -162,7 +159,7 @@ def _decode(data: bytes, *, request_id: str) -> _Answer:
 
 def _malformed(what: str, request_id: str) -> PolicyRequestError:
     return PolicyRequestError(
-        f"the policy server gave {what}",
+        f"the server gave {what}",
         where=f"request {request_id}, /inference/v1/generate",
         remedy="use the vLLM version that pyproject.toml names",
     )
@@ -181,7 +178,7 @@ def _sampled_logprobs(choice: _Choice, request_id: str) -> np.ndarray:
                 raise _malformed(f"no log-probability of sampled token {token} at {position}", request_id)
             entry = matches[0]
         found[position] = entry.logprob
-    if len(found) and not (np.isfinite(found) & (found > _CLAMPED)).all():
+    if len(found) and not (np.isfinite(found) & (found > CLAMPED)).all():
         raise _malformed("a sampled token whose log-probability is not finite", request_id)
     return found
 
@@ -247,15 +244,25 @@ def empty_generation(*, prompt_tokens: int) -> Generation:
     )
 
 
-def parse_prompt_logprobs(data: bytes, token_ids: Sequence[int], *, request_id: str) -> np.ndarray:
-    """float32 [T − 1]: log p(token_ids[i + 1] | token_ids[: i + 1]) at temperature 1."""
-    given = _decode(data, request_id=request_id).prompt_logprobs or []
-    if len(given) != len(token_ids):
-        raise _malformed(f"{len(given)} prompt log-probabilities for {len(token_ids)} tokens", request_id)
-    found = np.empty(len(token_ids) - 1, dtype=np.float32)
-    for position, token in enumerate(token_ids[1:], start=1):
-        entry = (given[position] or {}).get(str(int(token)))
-        if entry is None:
-            raise _malformed(f"no log-probability of prompt token {token} at {position}", request_id)
-        found[position - 1] = entry.logprob
-    return found
+def parse_scores(
+    data: bytes, token_ids: Sequence[int], *, request_id: str, top_k: int, positions: np.ndarray | None = None
+) -> TokenScores:
+    """What `score_body` asked for, at temperature 1."""
+    try:
+        given = _decode(data, request_id=request_id).prompt_logprobs
+        return token_scores(given, token_ids, top_k=top_k, positions=positions)
+    except ScoreFormatError as error:
+        raise _malformed(str(error), request_id) from error
+
+
+def error_words(data: bytes) -> str:
+    """The server's own words in an error's body."""
+    text = data.decode(errors="replace").strip()
+    try:
+        message = msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return text[:_MESSAGE_CHARS]
+    if isinstance(message, dict):
+        inner = message.get("error", message.get("detail", message))
+        text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    return text[:_MESSAGE_CHARS]

@@ -26,7 +26,7 @@ from agentrl.errors import WeightDeliveryError
 from agentrl.policy.client import VllmClient
 from agentrl.policy.delivery import all_of, check_file, exchange, probe
 from agentrl.policy.metrics import ServerStats
-from agentrl.wire import Delivery, Generation, SamplingParams, WeightManifest
+from agentrl.wire import Delivery, Generation, SamplingParams, TokenScores, WeightManifest
 
 log = logging.getLogger("agentrl.policy")
 
@@ -96,6 +96,12 @@ class PolicyRouter:
             yield policy
         finally:
             policy._leave()
+
+    async def score(self, token_ids: Sequence[int], *, top_k: int, timeout_s: float) -> TokenScores:
+        """Score tokens by the present weights, at the server that has the least to do. Raises `PolicyError` or
+        `DeadlineError`."""
+        client = min(self.clients, key=lambda client: client.traffic.in_flight.now)
+        return await client.score(token_ids, top_k=top_k, timeout_s=timeout_s)
 
     def _choose(self) -> _Server:
         """The server for a trajectory that holds nothing yet."""

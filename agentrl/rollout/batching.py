@@ -20,7 +20,7 @@ from agentrl.errors import RecordError
 from agentrl.rollout.filters import Verdict
 from agentrl.rollout.groups import ScoredGroup
 from agentrl.rollout.scheduler import check_staleness
-from agentrl.trajectory import Segment, Source, Trained, Trajectory
+from agentrl.trajectory import Segment, Source, TeacherScores, Trained, Trajectory
 from agentrl.wire import Batch, StepResult, TrainedSequence, TrainSequence
 
 
@@ -31,19 +31,29 @@ def form_batch(
     version: int,
     updates: int,
     temperature: float,
-    max_staleness: int = 0,
+    max_staleness: int | None = 0,
+    reward_weight: float = 1.0,
 ) -> Batch:
     """The batch of a step. Deterministic: groups are taken by id, whatever order they finished in.
 
-    `updates` shrinks to the number of groups where fewer were accepted, as a group is never split. Raises
-    `StalenessError` for a token out of bounds and `RecordError` for a group that must not be trained.
+    `updates` shrinks to the number of groups where fewer were accepted, as a group is never split. Advantages are
+    multiplied by `reward_weight`; with 0 the policy-gradient stream is empty. Where teachers have scored, each scored
+    token has weight 1 in the divergence stream. `max_staleness` None: the tokens are of another run's versions.
+
+    Raises `StalenessError` for a token out of bounds and `RecordError` for a group that must not be trained.
     """
     ordered = sorted(groups, key=lambda scored: scored.group.group_id)
     _check(ordered, version=version, max_staleness=max_staleness)
     updates = min(updates, len(ordered))
     place = assign_updates({s.group.group_id: trained_tokens(s) for s in ordered}, updates=updates)
     sequences = tuple(
-        _sequence(trajectory, index, segment, advantage=float(advantage), update=place[scored.group.group_id])
+        _sequence(
+            trajectory,
+            index,
+            advantage=float(advantage) * reward_weight,
+            rewarded=_is_rewarded(scored, reward_weight),
+            update=place[scored.group.group_id],
+        )
         for scored in ordered
         for trajectory, advantage in zip(scored.group.trajectories, scored.advantages, strict=True)
         if not np.isnan(advantage)
@@ -80,8 +90,17 @@ def assign_updates(tokens: Mapping[str, int], *, updates: int) -> dict[str, int]
     return place
 
 
-def _sequence(trajectory: Trajectory, index: int, segment: Segment, *, advantage: float, update: int) -> TrainSequence:
-    mask = trainable(segment)
+def _is_rewarded(scored: ScoredGroup, reward_weight: float) -> bool:
+    """Whether a group's tokens enter the policy-gradient stream. A group that a teacher alone speaks of, its rewards
+    being equal, does not: it would only dilute the others."""
+    values = scored.advantages[~np.isnan(scored.advantages)]
+    return reward_weight > 0 and bool(np.any(values != 0))
+
+
+def _sequence(trajectory: Trajectory, index: int, *, advantage: float, rewarded: bool, update: int) -> TrainSequence:
+    segment = trajectory.segments[index]
+    sampled = trainable(segment)
+    mask = sampled if rewarded else np.zeros_like(sampled)
     return TrainSequence(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group_id,
@@ -90,12 +109,25 @@ def _sequence(trajectory: Trajectory, index: int, segment: Segment, *, advantage
         token_ids=segment.token_ids,
         pg_mask=mask,
         advantages=np.where(mask, np.float32(advantage), np.float32(0)),
-        behaviour_logprobs=np.where(mask, segment.logprobs, np.float32(0)),
+        behaviour_logprobs=np.where(sampled, segment.logprobs, np.float32(0)),
         versions=segment.versions,
+        **(_teacher_streams(trajectory.scores[index]) if trajectory.scores else {}),
     )
 
 
-def _check(groups: Sequence[ScoredGroup], *, version: int, max_staleness: int) -> None:
+def _teacher_streams(scores: TeacherScores) -> dict[str, np.ndarray | None]:
+    """The divergence stream of a segment; values off the scored tokens are 0 and weigh nothing."""
+    scored = scores.mask
+    return {
+        "teacher_logprobs": np.where(scored, scores.logprobs, np.float32(0)),
+        "teacher_weights": scored.astype(np.float32),
+        "teacher_spans": scores.spans,
+        "candidate_ids": scores.candidate_ids,
+        "candidate_logprobs": scores.candidate_logprobs,
+    }
+
+
+def _check(groups: Sequence[ScoredGroup], *, version: int, max_staleness: int | None) -> None:
     seen: set[str] = set()
     for scored in groups:
         group = scored.group
@@ -103,6 +135,8 @@ def _check(groups: Sequence[ScoredGroup], *, version: int, max_staleness: int) -
         if reason:
             raise RecordError(reason, where=f"group {group.group_id}", remedy="train accepted groups, each once")
         seen.update(t.trajectory_id for t in group.trajectories)
+    if max_staleness is None:
+        return
     spans = {s.group.group_id: s.group.versions for s in groups if s.group.versions is not None}
     check_staleness(spans, version=version, max_staleness=max_staleness)
 

@@ -154,7 +154,7 @@ class GroupBuffer:
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """SQLite's full disk and foreign file as our errors."""
+        """SQLite's full disk, its limit on a row and a foreign file as our errors."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -164,6 +164,12 @@ class GroupBuffer:
                     "no space left on the file system of the run folder",
                     where=str(self.path),
                     remedy="free space there (`df -h`), then go on with --resume",
+                ) from error
+            if code == sqlite3.SQLITE_TOOBIG:
+                raise RecordError(
+                    f"a group is too large for the buffer: {error}",
+                    where=str(self.path),
+                    remedy="distill.support=teacher with a small distill.top_k, or a smaller rollout.group_size",
                 ) from error
             if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                 raise RunFolderError(

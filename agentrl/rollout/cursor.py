@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentrl.errors import DatasetError
@@ -72,7 +72,7 @@ class TaskCursor:
         """What a checkpoint keeps."""
         return {"split": self.split.value, "seed": self.seed, "position": self.position}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Raises `DatasetError` where it is of another seed or split."""
         if (state["split"], state["seed"]) != (self.split.value, self.seed):
             raise DatasetError(

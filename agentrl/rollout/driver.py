@@ -1,4 +1,4 @@
-"""One rollout: sandbox → prepare → (slot) episode → collect → grade in *another* sandbox → Trajectory.
+"""One rollout: sandbox → prepare → (slot) episode → collect → grade in *another* sandbox → (scores) → Trajectory.
 
 This is the one boundary that turns an error into a rollout's status, by `agentrl.errors.handling`: an
 infrastructure failure is tried again in a fresh sandbox within the retry budget (a failure while grading
@@ -26,19 +26,21 @@ from agentrl.errors import (
     GradingTimeoutError,
     NoSandboxBackendError,
     PolicyDeadError,
+    TeacherDeadError,
     TrainerError,
     handling,
 )
 from agentrl.rollout.deadline import Deadline, being_cancelled, deadline
 from agentrl.rollout.episode import EpisodeResult, EpisodeRunner
 from agentrl.rollout.groups import GroupRequest
+from agentrl.rollout.scoring import Scorer, SegmentScores
 from agentrl.rollout.slots import Floor, GiveWay, Place
 from agentrl.rollout.status import RolloutPhase, RolloutStatus
-from agentrl.trajectory import Outcome, OutcomeKind, Trajectory
+from agentrl.trajectory import Outcome, OutcomeKind, Segment, TeacherScores, Trajectory
 from agentrl.wire import Environment, Grade, Sandbox, SandboxPool, Task
 
 # After one of these every other rollout would fail the same way: the run ends and can be resumed.
-ENDS_RUN = (PolicyDeadError, NoSandboxBackendError, TrainerError)
+ENDS_RUN = (PolicyDeadError, NoSandboxBackendError, TeacherDeadError, TrainerError)
 
 _PREPARE_S = 120.0
 _COLLECT_S = 60.0
@@ -102,8 +104,10 @@ class _Rollout:
     place: Place
     whole: Deadline
     started_at: float = 0.0
+    scoring: SegmentScores | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     work: _Work | None = None
+    scores: tuple[TeacherScores, ...] = ()
 
     @property
     def task(self) -> Task:
@@ -129,10 +133,12 @@ class RolloutDriver:
         episode: EpisodeRunner,
         status: RolloutStatus,
         place: Place | None = None,
+        scorer: Scorer | None = None,
     ) -> Trajectory:
         """The rollout's record, whatever a machine does. Raises faults of the program and `ENDS_RUN` only.
 
-        `place` is where it stands among others; None: it is alone and waits for nobody.
+        `place` is where it stands among others; None: it is alone and waits for nobody. `scorer`: teachers whose
+        scores the record is to have.
         """
         place = place or Place(Floor(concurrency=1, ready_ahead=0, monotonic=self.monotonic), admitted=True)
         grade: Grade | None = None
@@ -140,19 +146,39 @@ class RolloutDriver:
         try:
             async with deadline(self.limits.rollout_s, lambda: self._late(status, "the whole rollout")) as whole:
                 rollout = _Rollout(request, member, episode, status, place, whole)
-                grade = await self._work_and_grade(rollout)
+                grade = await self._work_and_grade(rollout, scorer)
         except (_Lost, DeadlineError) as error:
             cause = str(error) if isinstance(error, _Lost) else describe(error, status)
             self.note(f"rollout {status.trajectory_id} is lost: {cause}")
         self._enter(status, RolloutPhase.DONE)
         return self._record(rollout, grade, cause)
 
-    async def _work_and_grade(self, rollout: _Rollout) -> Grade | None:
-        """Episode, then grade; None where an episode without `submit` is not graded."""
+    async def _work_and_grade(self, rollout: _Rollout, scorer: Scorer | None) -> Grade | None:
+        """Episode, then grade (None where an episode without `submit` is not graded), then whatever of the teacher's
+        scores is not there yet."""
+        if scorer is None:
+            return await self._graded(rollout)
+        scoring = SegmentScores(scorer, task=rollout.task, trajectory_id=rollout.status.trajectory_id)
+        rollout.scoring = scoring
+        try:
+            grade = await self._graded(rollout)
+            self._enter(rollout.status, RolloutPhase.SCORE)
+            rollout.scores = await self._retried(rollout, lambda: self._scores(rollout, scoring, grade))
+            return grade
+        finally:
+            await scoring.close()
+
+    async def _graded(self, rollout: _Rollout) -> Grade | None:
         work = rollout.work = await self._retried(rollout, lambda: self._episode(rollout))
         if not self._to_grade(work.result):
             return None
         return await self._retried(rollout, lambda: self._grade(rollout, work.patch))
+
+    async def _scores(
+        self, rollout: _Rollout, scoring: SegmentScores, grade: Grade | None
+    ) -> tuple[TeacherScores, ...]:
+        segments = () if rollout.work is None else tuple(rollout.work.result.segments)
+        return await scoring.all(segments, test_output=None if grade is None else grade.output)
 
     def _to_grade(self, result: EpisodeResult) -> bool:
         return result.submitted or self.environment.grade_unsubmitted
@@ -172,7 +198,9 @@ class RolloutDriver:
                 return _Work(result, await self.environment.collect(task, sandbox))
 
     async def _act(self, rollout: _Rollout, sandbox: Sandbox) -> EpisodeResult:
-        status = rollout.status
+        status, scoring = rollout.status, rollout.scoring
+        if scoring is not None:
+            await scoring.close()  # of an attempt that failed
         rollout.started_at = rollout.started_at or self.wall()
         self._enter(status, RolloutPhase.EPISODE, sandbox)
         async with deadline(self.limits.episode_s + _GRACE_S, lambda: self._late(status, "the episode")):
@@ -181,6 +209,7 @@ class RolloutDriver:
                 sandbox,
                 trajectory_id=status.trajectory_id,
                 on_turn=lambda turn, doing: status.enter_turn(turn, doing, now=self.monotonic()),
+                on_sealed=_unscored if scoring is None else scoring.sealed,
             )
 
     async def _grade(self, rollout: _Rollout, patch: str) -> Grade:
@@ -303,6 +332,7 @@ class RolloutDriver:
             info=_info(rollout, graded=grade is not None, resolved=resolved),
             events=tuple(rollout.events),
             patch=work.patch if work else "",
+            scores=rollout.scores,
         )
 
 
@@ -319,7 +349,12 @@ def _info(rollout: _Rollout, *, graded: bool, resolved: bool) -> dict[str, float
         "setup_s": status.spent(RolloutPhase.LEASE, RolloutPhase.PREPARE),
         "episode_s": status.spent(RolloutPhase.EPISODE),
         "score_s": status.spent(RolloutPhase.COLLECT, RolloutPhase.GRADE_LEASE, RolloutPhase.GRADE),
+        "teacher_wait_s": status.spent(RolloutPhase.SCORE),
     }
+
+
+def _unscored(index: int, segment: Segment) -> None:
+    """No teacher: a sealed segment is nobody's news."""
 
 
 def describe(error: BaseException, status: RolloutStatus) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from agentrl.rollout.driver import Limits, RolloutDriver
 from agentrl.rollout.episode import EpisodeRunner
 from agentrl.rollout.groups import GroupRequest, GroupResult
+from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.slots import Floor
 from agentrl.rollout.status import Pulse, Usage, Watchdog
 from agentrl.rollout.stream import RolloutStream, Shared
@@ -90,14 +91,16 @@ class RolloutEngine:
 
     @asynccontextmanager
     async def open(
-        self, episode: EpisodeRunner, *, step: int = 0, total: int | None = None
+        self, episode: EpisodeRunner, *, step: int = 0, total: int | None = None, scorer: Scorer | None = None
     ) -> AsyncIterator[RolloutStream]:
-        """A stream of groups whose rollouts run `episode`; `step` and `total` (rollouts) are for its events.
+        """A stream of groups whose rollouts run `episode`; `step` and `total` (rollouts) are for its events. With
+        `scorer` a rollout is finished once its teacher's scores are there.
 
         Leaving the block, however, cancels what is in progress and gives its sandboxes back. A fault that nobody has
         been told of yet is raised at the end.
         """
-        stream = RolloutStream(partial(self._driver.run, episode=episode), self._shared, step=step, total=total)
+        run = partial(self._driver.run, episode=episode, scorer=scorer)
+        stream = RolloutStream(run, self._shared, step=step, total=total)
         try:
             yield stream
         finally:

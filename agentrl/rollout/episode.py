@@ -14,6 +14,7 @@ from agentrl.wire import Generation, PolicyClient, PolicyRouter, SamplingParams,
 
 Doing = Literal["sampling", "acting"]
 OnTurn = Callable[[int, Doing], None]
+OnSealed = Callable[[int, Segment], None]
 
 
 class EpisodeResult(Protocol):
@@ -39,12 +40,15 @@ class EpisodeResult(Protocol):
 
 
 class EpisodeRunner(Protocol):
-    """Runs the agent in a prepared sandbox; says by `on_turn` what it is doing, turn by turn (from 0)."""
+    """Runs the agent in a prepared sandbox; says by `on_turn` what it is doing, turn by turn (from 0), and gives each
+    segment to `on_sealed` with its number, as soon as it is complete."""
 
     @property
     def temperature(self) -> float: ...
 
-    async def __call__(self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn) -> EpisodeResult: ...
+    async def __call__(
+        self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn, on_sealed: OnSealed
+    ) -> EpisodeResult: ...
 
 
 class RunEpisode(Protocol):
@@ -58,6 +62,7 @@ class RunEpisode(Protocol):
         policy: PolicyClient,
         sampling: SamplingParams,
         request_id: str,
+        on_sealed: OnSealed,
     ) -> EpisodeResult: ...
 
 
@@ -77,7 +82,9 @@ class AgentEpisode:
     def temperature(self) -> float:
         return self.sampling.temperature
 
-    async def __call__(self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn) -> EpisodeResult:
+    async def __call__(
+        self, task: Task, sandbox: Sandbox, *, trajectory_id: str, on_turn: OnTurn, on_sealed: OnSealed
+    ) -> EpisodeResult:
         """Run the agent; its requests carry the trajectory's name and go to one server."""
         with self.policy.session(trajectory_id) as policy:
             return await self.run_agent(
@@ -86,6 +93,7 @@ class AgentEpisode:
                 policy=_WatchedPolicy(policy, on_turn),
                 sampling=self.sampling,
                 request_id=trajectory_id,
+                on_sealed=on_sealed,
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,6 +40,14 @@ def judge(advantages: NDArray[np.float64], *, min_valid: int) -> Verdict:
     if valid.size < min(min_valid, advantages.size):
         return Verdict.TOO_FEW_VALID
     return Verdict.ACCEPTED if np.any(valid != 0) else Verdict.ZERO_VARIANCE
+
+
+def judge_taught(scored: Sequence[bool]) -> Verdict:
+    """The verdict on a group that teachers score: one entry per segment of its valid members, True where any token was
+    scored."""
+    if not scored:
+        return Verdict.FAILED
+    return Verdict.ACCEPTED if any(scored) else Verdict.ZERO_VARIANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from agentrl.errors import RecordError
 from agentrl.rollout.advantages import advantages
-from agentrl.rollout.filters import Verdict, judge
+from agentrl.rollout.filters import Verdict, judge, judge_taught
 from agentrl.rollout.scheduler import VersionSpan
 from agentrl.trajectory import OutcomeKind, Trajectory
 from agentrl.wire import Task
@@ -77,7 +77,10 @@ class ScoredGroup:
     verdict: Verdict
 
 
-def score_group(group: GroupResult, *, advantage: str, min_valid: int = 2) -> ScoredGroup:
-    """Fill a group's advantages (`train.advantage.name`) and judge it."""
+def score_group(group: GroupResult, *, advantage: str, min_valid: int = 2, taught: bool = False) -> ScoredGroup:
+    """Fill a group's advantages (`train.advantage.name`) and judge it. `taught`: by teachers, who have something to say
+    of every rollout, whatever its reward."""
     values = advantages(advantage, group.rewards)
+    if taught:
+        return ScoredGroup(group, values, judge_taught([bool(s.mask.any()) for t in group.valid for s in t.scores]))
     return ScoredGroup(group, values, judge(values, min_valid=min_valid))

@@ -12,7 +12,8 @@ from enum import StrEnum
 class RolloutPhase(StrEnum):
     """Where a rollout is. Every await of the driver belongs to exactly one.
 
-    queued: waits to be set up · ready: is set up, waits for its group's admission and for a slot.
+    queued: waits to be set up · ready: is set up, waits for its group's admission and for a slot · score: all else is
+    done, a teacher's scores are waited for.
     """
 
     QUEUED = "queued"
@@ -23,6 +24,7 @@ class RolloutPhase(StrEnum):
     COLLECT = "collect"
     GRADE_LEASE = "grade_lease"
     GRADE = "grade"
+    SCORE = "score"
     DONE = "done"
 
 

@@ -161,24 +161,33 @@ async def run_child(run: BenchRun) -> None:
     Raises `RunFailedError` with the log's end where it fails, or ends without its last evaluation.
     """
     log_path = run.folder.with_name(f"{run.name}.log")
+    try:
+        code = await run_agentrl(run.command(), log_path, limit_s=_RUN_LIMIT_S)
+    except TimeoutError:
+        raise _failed(run, log_path, f"was not done after {_RUN_LIMIT_S / 3600:.0f} hours") from None
+    if code != 0 or not is_finished(run.folder, run.config.steps):
+        raise _failed(run, log_path, f"ended with exit code {code}" if code else "ended without its last evaluation")
+
+
+async def run_agentrl(words: Sequence[str], log_path: Path, *, limit_s: float) -> int:
+    """`agentrl WORDS` in a process of its own, its output added to a log; the exit code. Raises `TimeoutError`.
+
+    Cancelled, or late, it stops as Ctrl-C stops it.
+    """
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("ab") as log:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "agentrl.cli.main", *run.command()),
+            *(sys.executable, "-m", "agentrl.cli.main", *words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches it through us, once
         )
     try:
-        async with asyncio.timeout(_RUN_LIMIT_S):
-            code = await child.wait()
-    except TimeoutError:
-        raise _failed(run, log_path, f"was not done after {_RUN_LIMIT_S / 3600:.0f} hours") from None
+        async with asyncio.timeout(limit_s):
+            return await child.wait()
     finally:
         await _stop(child)
-    if code != 0 or not is_finished(run.folder, run.config.steps):
-        raise _failed(run, log_path, f"ended with exit code {code}" if code else "ended without its last evaluation")
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:

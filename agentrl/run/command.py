@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -10,19 +11,23 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.config import RunConfig
 from agentrl.config.load import dump_toml, leaf_keys, load_config, parse_overrides
-from agentrl.errors import AgentRLError, ConfigError, DiskFullError, InfrastructureError
+from agentrl.errors import AgentRLError, ConfigError, DiskFullError, InfrastructureError, UsageError
 from agentrl.run.environments import load_environment
 from agentrl.run.folder import CONFIG, RunFolder, check_run_folder, open_run_folder
 from agentrl.run.recorder import Recorder, installed_versions, keep_tokenizer
 from agentrl.run.resume import Start, find_start
+from agentrl.run.routing import check_teachers
 from agentrl.run.signals import INTERRUPTED, Interrupted, run_interruptible
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, EventKind
 from agentrl.wire.events import Phase
+
+if TYPE_CHECKING:
+    from agentrl.run.recorded import RecordedRun
 
 _SEED_STRIDE = 10_007
 
@@ -48,8 +53,9 @@ def train_command(
     dry_run: bool,
     plain: bool,
     overrides: Sequence[str],
+    distill: bool = False,
 ) -> int:
-    """`agentrl train`. Raises AgentRLError; returns the exit code."""
+    """`agentrl train`, and `agentrl distill`, which needs a teacher. Raises AgentRLError; returns the exit code."""
     if resume:
         run_dir, file = _resumed(preset, file, run_dir)
     config = load_config(
@@ -58,6 +64,8 @@ def train_command(
         overrides=[*overrides, f"--environment.name={environment}"],
         run_dir=str(run_dir) if run_dir else None,
     )
+    if distill and not config.distill.active:
+        raise UsageError("no teacher is given", where="agentrl distill", remedy="--teacher MODEL, URL or self")
     if config.agent.tools.calls == "required":
         raise ConfigError(
             "a grammar changes the distribution that is sampled from, and the trainer cannot recompute it",
@@ -65,11 +73,13 @@ def train_command(
             remedy="train with agent.tools.calls=free; required is for `agentrl eval`",
         )
     env = load_environment(config.environment, recipes=config.sandbox.recipes)
+    check_teachers(config, env)
     if dry_run:
         print(dump_toml(config), end="")
         return 0
     if not resume:  # a resumed run has its model in its checkpoint
         check_machine(config, train=True)
+        _recorded(config, Start())
     folder = open_run_folder(config.run_dir, resume=resume)
     try:
         log_to_file(folder)
@@ -144,7 +154,8 @@ def _train(config: RunConfig, folder: RunFolder, env: Environment, start: Start,
 
 
 def _go_on(config: RunConfig) -> str:
-    return f"agentrl train {config.environment.name} --run-dir {shlex.quote(str(config.run_dir))} --resume"
+    command = "distill" if config.distill.active else "train"
+    return f"agentrl {command} {config.environment.name} --run-dir {shlex.quote(str(config.run_dir))} --resume"
 
 
 def _report(folder: RunFolder) -> Path:
@@ -163,6 +174,7 @@ async def _training(
     from agentrl.run.loop import prepare_run, train
     from agentrl.run.services import open_services
 
+    recorded = await asyncio.to_thread(_recorded, config, start)
     keep_tokenizer(start.checkpoint or local_model(config.policy.model), folder)
     recorder.tell(
         EventKind.RUN_STARTED,
@@ -181,7 +193,18 @@ async def _training(
         async with open_services(
             config, folder, recorder, env, train=True, resume=start.checkpoint, sampling_seed=seed
         ) as services:
-            await train(prepare_run(config, folder, recorder, services, buffer, start))
+            await train(prepare_run(config, folder, recorder, services, buffer, start, recorded))
+
+
+def _recorded(config: RunConfig, start: Start) -> RecordedRun | None:
+    """The run whose rollouts are learned from. Raises `ConfigError` where this student cannot learn from them."""
+    from agentrl.policy import local_model
+    from agentrl.run.recorded import RecordedRun
+
+    if config.distill.from_run is None:
+        return None
+    student = start.checkpoint or local_model(config.policy.model)
+    return RecordedRun.open(config.distill.from_run, model=student, config=config)
 
 
 def evaluate_command(
@@ -246,6 +269,7 @@ def evaluate_command(
 _IDLE_IN_EVAL = {
     "steps": "",
     "train": "",
+    "distill": "",
     "alarms": "",
     "checkpoint": "",
     "eval.every_steps": "",

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 
 from agentrl.config import RunConfig
 from agentrl.rollout.buffer import GroupBuffer
-from agentrl.rollout.cursor import TaskCursor
 from agentrl.rollout.filters import DrySpell, FilterCounts, Verdict
 from agentrl.rollout.groups import GroupRequest, GroupResult, ScoredGroup, score_group
 from agentrl.rollout.schedule import ScheduleError
-from agentrl.rollout.scheduler import Scheduler
-from agentrl.rollout.stream import RolloutStream
+from agentrl.rollout.scheduler import Scheduler, VersionSpan
+from agentrl.rollout.source import GroupCursor, GroupStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,9 @@ class GroupFeed:
         *,
         config: RunConfig,
         scheduler: Scheduler,
-        cursor: TaskCursor,
+        cursor: GroupCursor,
         buffer: GroupBuffer,
-        stream: RolloutStream,
+        stream: GroupStream,
         dry: DrySpell,
         kept: Mapping[str, GroupResult],
         note: Callable[[str], None],
@@ -187,7 +186,7 @@ class GroupFeed:
         scored = self._score(group)
         if not known:
             self._buffer.put(group)
-        self._scheduler.finish(group.group_id, scored.verdict, group.versions)
+        self._scheduler.finish(group.group_id, scored.verdict, self._versions(group))
         if scored.verdict is not Verdict.ACCEPTED and self._config.rollout.replace_filtered:
             self._loose.append(scored)
             self._note_barren(scored.verdict)
@@ -196,8 +195,14 @@ class GroupFeed:
             self._barren.clear()
         self._news.set()
 
+    def _versions(self, group: GroupResult) -> VersionSpan | None:
+        """What the staleness bound is about: not the versions of another run, which mean nothing in this one."""
+        if self._config.distill.from_run is None or group.versions is None:
+            return group.versions
+        return VersionSpan(self._scheduler.version, self._scheduler.version)
+
     def _score(self, group: GroupResult) -> ScoredGroup:
-        return score_group(group, advantage=self._config.train.advantage.name)
+        return score_group(group, advantage=self._config.train.advantage.name, taught=self._config.distill.active)
 
     def _note_barren(self, verdict: Verdict) -> None:
         """Replaced groups end no step, so a spell without an accepted one is counted here, P groups to a step."""

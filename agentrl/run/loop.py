@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +28,12 @@ from agentrl.rollout.groups import GroupResult
 from agentrl.rollout.metrics import staleness_metrics
 from agentrl.rollout.schedule import BoundedSchedule
 from agentrl.rollout.scheduler import Scheduler
+from agentrl.rollout.source import GroupCursor, GroupStream
 from agentrl.run.evaluate import evaluate_splits
 from agentrl.run.feed import GroupFeed, Settled
 from agentrl.run.folder import RunFolder
+from agentrl.run.recorded import RecordedCursor, RecordedRun
+from agentrl.run.recorded_stream import open_stream
 from agentrl.run.recorder import Recorder
 from agentrl.run.resume import Start, fixed_settings
 from agentrl.run.services import Services
@@ -46,17 +49,19 @@ _SAVE_TIMEOUT_S = 600.0
 
 @dataclass(slots=True)
 class TrainingRun:
-    """The moving parts of a run. `step` steps are done; the servers hold `version`."""
+    """The moving parts of a run. `step` steps are done; the servers hold `version`; `recorded`: another run whose
+    rollouts are learned from, in place of new ones."""
 
     config: RunConfig
     folder: RunFolder
     recorder: Recorder
     services: Services
     buffer: GroupBuffer
-    cursor: TaskCursor
+    cursor: GroupCursor
     scheduler: Scheduler
     dry: DrySpell
     start: Start
+    recorded: RecordedRun | None = None
     step: int = 0
     minutes_before: float = 0.0
     feed: GroupFeed | None = None
@@ -91,11 +96,21 @@ class TrainingRun:
 
 
 def prepare_run(
-    config: RunConfig, folder: RunFolder, recorder: Recorder, services: Services, buffer: GroupBuffer, start: Start
+    config: RunConfig,
+    folder: RunFolder,
+    recorder: Recorder,
+    services: Services,
+    buffer: GroupBuffer,
+    start: Start,
+    recorded: RecordedRun | None = None,
 ) -> TrainingRun:
     """Take up where the checkpoint left off: rows consumed and metrics written after it are taken back."""
     state = start.state
-    cursor = TaskCursor(services.environment, Split.TRAIN, seed=config.seed)
+    cursor: GroupCursor = (
+        TaskCursor(services.environment, Split.TRAIN, seed=config.seed)
+        if recorded is None
+        else RecordedCursor(recorded, services.environment)
+    )
     if state.cursor:
         cursor.restore(state.cursor)
     through = state.step if start.checkpoint else -1  # without a checkpoint step 0 is done again as well
@@ -121,6 +136,7 @@ def prepare_run(
         scheduler=Scheduler(schedule, version=state.version),
         dry=DrySpell(wanted.zero_variance_warn, wanted.zero_variance_stop, state.dry),
         start=start,
+        recorded=recorded,
         step=state.step,
         minutes_before=state.minutes,
     )
@@ -128,10 +144,9 @@ def prepare_run(
 
 async def train(run: TrainingRun) -> None:
     """Run to `config.steps`. Raises what ends the run; everything up to the last checkpoint can be resumed."""
-    episode = run.services.episode(temperature=run.config.rollout.temperature)
     async with (
         supervised(run.services, run.recorder, run.doing) as tasks,
-        run.services.engine.open(episode, step=run.step + 1) as stream,
+        _open_stream(run) as stream,
     ):
         feed = run.feed = GroupFeed(
             config=run.config,
@@ -159,9 +174,25 @@ async def train(run: TrainingRun) -> None:
             feeding.cancel()  # before the stream closes, which takes no more groups
 
 
+def _open_stream(run: TrainingRun) -> AbstractAsyncContextManager[GroupStream]:
+    """New rollouts by the engine, or recorded ones, scored anew."""
+    services, wanted = run.services, run.config.rollout
+    if run.recorded is None:
+        episode = services.episode(temperature=wanted.temperature)
+        return services.engine.open(episode, step=run.step + 1, scorer=services.scorer)
+    assert services.scorer is not None
+    run.recorder.note(run.recorded.describe())
+    return open_stream(
+        run.recorded, services.scorer, emit=run.recorder.emit, step=run.step + 1, limit_s=wanted.group_timeout_s
+    )
+
+
 def _kept(run: TrainingRun) -> dict[str, GroupResult]:
-    """Groups that an interrupted run had finished: those within the staleness bound that were sampled as configured.
-    The others are dropped and generated again."""
+    """Groups that an interrupted run had finished: those within the staleness bound that were sampled and scored
+    as configured. The others are dropped and generated again."""
+    if run.recorded is not None:  # read and scored again: the teacher's answers are kept on disk
+        run.buffer.drop([group.group_id for group in run.buffer.waiting()])
+        return {}
     bound = run.scheduler.schedule.max_staleness
     run.buffer.drop_outside(oldest=run.version - bound, newest=run.version)
     wanted = run.config.rollout
@@ -171,6 +202,7 @@ def _kept(run: TrainingRun) -> dict[str, GroupResult]:
         for name, group in waiting.items()
         if len(group.trajectories) != wanted.group_size
         or any(t.temperature != wanted.temperature for t in group.trajectories)
+        or any(bool(t.scores) != run.config.distill.active for t in group.valid)
     }
     run.buffer.drop(unlike)
     return {name: group for name, group in waiting.items() if name not in unlike}
@@ -238,7 +270,7 @@ def _require_valid(run: TrainingRun, step: int, settled: Settled) -> None:
 
 
 def _staleness(run: TrainingRun, settled: Settled) -> dict[str, float]:
-    if not settled.trained:
+    if not settled.trained or run.recorded is not None:  # versions of another run are no staleness
         return {}
     in_flight, in_queue = run.scheduler.staleness()
     trained = [scored.group for scored in settled.trained]
@@ -256,7 +288,8 @@ async def _train(
         version=run.version,
         updates=run.scheduler.schedule.updates,
         temperature=run.config.rollout.temperature,
-        max_staleness=run.scheduler.schedule.max_staleness,
+        max_staleness=None if run.recorded else run.scheduler.schedule.max_staleness,
+        reward_weight=run.config.distill.reward_weight if run.config.distill.active else 1.0,
     )
     await run.services.give_devices_to_trainer()
     result = await run.services.trainer.train(batch, timeout_s=run.config.train.step_timeout_s)

@@ -97,6 +97,11 @@ def installed_versions() -> dict[str, str]:
 def keep_tokenizer(model_folder: Path, folder: RunFolder) -> None:
     """Copy the model's tokenizer beside the trajectories, so that they can be read when the model is gone."""
     folder.tokenizer.mkdir(exist_ok=True)
+    copy_tokenizer(model_folder, folder.tokenizer)
+
+
+def copy_tokenizer(model_folder: Path, out: Path) -> None:
+    """Copy the files of the model's tokenizer, chat template included."""
     for name in _TOKENIZER_FILES:
         if (model_folder / name).is_file():
-            shutil.copyfile(model_folder / name, folder.tokenizer / name)
+            shutil.copyfile(model_folder / name, out / name)

@@ -28,21 +28,24 @@ from agentrl.policy import (
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
 from agentrl.rollout.episode import AgentEpisode
+from agentrl.rollout.scoring import Scorer
 from agentrl.run.folder import RunFolder
 from agentrl.run.garbage import calm_collector
 from agentrl.run.load import LoadMeter
 from agentrl.run.placement import Placement, available_devices, place
 from agentrl.run.recorder import Recorder
+from agentrl.run.teachers import StudentScores, TeacherParts, make_scorer, probe_teachers
 from agentrl.sandbox import Pool, open_pool
 from agentrl.train.client import TrainerProcess
-from agentrl.wire import Delivery, Environment, SamplingParams, Trainer
+from agentrl.wire import Delivery, Environment, SamplingParams, Teacher, Trainer
 
 _TRAINER_START_S = 300.0
 
 
 @dataclass(slots=True)
 class Services:
-    """What the loop calls. `trainer` is None in an evaluation; `process` is the process behind it, to be watched."""
+    """What the loop calls. `trainer` is None in an evaluation; `process` is the process behind it, to be watched.
+    `scorer` is None where no teacher is asked."""
 
     config: RunConfig
     environment: Environment
@@ -56,6 +59,7 @@ class Services:
     trainer: Trainer | None = None
     process: TrainerProcess | None = None
     pool: Pool | None = None
+    scorer: Scorer | None = None
 
     @property
     def devices(self) -> int:
@@ -119,8 +123,10 @@ async def open_services(
     chat = ChatFormat.load(model, call_format=config.agent.tools.call_format, template=config.agent.tools.chat_template)
     began = time.monotonic()
     async with AsyncExitStack() as stack:
-        parts = _Parts(stack, config, folder, model, placement, sampling_seed)
-        pool, servers, process = await parts.start(train=train, resume=resume)
+        student = StudentScores()
+        teaching = TeacherParts(stack, config, folder, environment, chat, model, student) if train else None
+        parts = _Parts(stack, config, folder, model, placement, sampling_seed, teaching)
+        pool, servers, process, teachers = await parts.start(train=train, resume=resume)
         clients = [
             await stack.enter_async_context(VllmClient(s.url, max_model_len=config.policy.max_model_len, server=s))
             for s in servers
@@ -141,6 +147,9 @@ async def open_services(
         controller = await _controller(config, router) if config.rollout.adaptive else None
         if controller is not None:
             engine.limit = controller.limit
+        student.router = router
+        if teachers:
+            await probe_teachers(teachers, chat, environment, recorder.note)
         what = "servers, sandboxes and trainer" if train else "servers and sandboxes"
         addresses = ", ".join(server.url for server in servers)
         recorder.note(f"{what} are up after {time.monotonic() - began:.0f} s ({addresses})")
@@ -158,6 +167,7 @@ async def open_services(
             trainer=None if process is None else wrap_trainer(process),
             process=process,
             pool=pool,
+            scorer=make_scorer(config, teachers, chat, student) if teachers else None,
         )
 
 
@@ -182,17 +192,26 @@ class _Parts:
     model: Path
     placement: Placement
     seed: int
+    teaching: TeacherParts | None
 
-    async def start(self, *, train: bool, resume: Path | None) -> tuple[Pool, list[VllmServer], TrainerProcess | None]:
+    async def start(
+        self, *, train: bool, resume: Path | None
+    ) -> tuple[Pool, list[VllmServer], TrainerProcess | None, dict[str, Teacher]]:
         """All parts at once: a server takes most of a minute, so nothing else is waited for first."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 pool = tasks.create_task(self._pool())
                 servers = tasks.create_task(self._servers())
                 trainer = tasks.create_task(self._trainer(resume)) if train else None
+                teachers = tasks.create_task(self.teaching.open()) if self.teaching is not None else None
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
-        return pool.result(), servers.result(), None if trainer is None else trainer.result()
+        return (
+            pool.result(),
+            servers.result(),
+            None if trainer is None else trainer.result(),
+            {} if teachers is None else teachers.result(),
+        )
 
     async def _pool(self) -> Pool:
         return await self.stack.enter_async_context(open_pool(self.config.sandbox, run_id=self.folder.path.name))

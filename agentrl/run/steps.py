@@ -19,6 +19,7 @@ from agentrl.rollout.metrics import (
     rollout_metrics,
     throughput_metrics,
 )
+from agentrl.rollout.teaching import teaching_metrics
 from agentrl.run.feed import Settled
 from agentrl.run.services import Services
 from agentrl.trajectory import Trained
@@ -41,6 +42,8 @@ class StepMeter:
         services.engine.take_usage()
         services.router.take_in_flight()
         services.load.take()
+        if services.scorer is not None:
+            services.scorer.take()
         self._began = self._clock()
 
     def read(
@@ -65,6 +68,8 @@ class StepMeter:
         metrics |= services.load.take() | filter_metrics(settled.counts)
         metrics |= throughput_metrics(groups, seconds=seconds, devices=services.devices)
         metrics |= correction_metrics(trainer, trained, records) | services.sandbox_metrics()
+        if services.scorer is not None:
+            metrics |= teaching_metrics(groups) | services.scorer.take()
         return metrics | self._fair(settled) | {"time/step_s": seconds}
 
     def _fair(self, settled: Settled) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """`agentrl sft`: a policy from nothing, taught by a scripted expert whose every observation is a real sandbox's.
 
     demonstrations of stage 1 ─▶ tokenizer ─▶ model with the hand-built circuit ─▶ stage 1 ─▶ stage 2 … ─▶ folder
+                  `start`'s tokenizer, and its weights ──────────────────────────┘
 
 Demonstrations are played before there is a tokenizer, so they are recorded with a byte-level one and tokenised once
 the tokenizer exists; span by span, which gives the ids that an episode of the finished policy would hold.
@@ -27,7 +28,8 @@ from agentrl.chat.tiny_tokenizer import save_tiny_tokenizer, train_tiny_tokenize
 from agentrl.config import AgentConfig, WarmStartConfig, WarmStartStage
 from agentrl.config.load import dump_toml
 from agentrl.errors import ConfigError, RunFailedError, SandboxError, SetupFailedError
-from agentrl.run.recorder import installed_versions
+from agentrl.policy import local_model
+from agentrl.run.recorder import copy_tokenizer, installed_versions
 from agentrl.sandbox import open_pool
 from agentrl.trajectory import Segment, Source, Span, Split
 from agentrl.wire import Environment, Expert, SandboxPool, Task
@@ -41,7 +43,9 @@ _SEED_BASE = 1000
 
 
 async def warm_start(config: WarmStartConfig, environment: Environment, out: Path) -> None:
-    """Build the policy into `out` (Hugging Face format). Raises ConfigError where the environment has no expert."""
+    """Build the policy into `out` (Hugging Face format). Raises ConfigError where the environment has no expert, or
+    `start` is no model."""
+    start = _start_folder(config)
     expert: Expert | None = getattr(environment, "expert", None)
     if expert is None:
         raise ConfigError(
@@ -63,11 +67,21 @@ async def warm_start(config: WarmStartConfig, environment: Environment, out: Pat
     shutil.rmtree(partial, ignore_errors=True)
     stop = threading.Event()
     try:
-        await asyncio.to_thread(_build, config, recorded, partial, stop)
+        await asyncio.to_thread(_build, config, start, recorded, partial, stop)
         partial.replace(out)
     finally:
         stop.set()  # a thread cannot be cancelled: it looks at this after every optimizer step
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _start_folder(config: WarmStartConfig) -> Path | None:
+    """The folder of the model to go on from."""
+    if config.start is None:
+        return None
+    try:
+        return local_model(config.start)
+    except ConfigError as error:
+        raise ConfigError(error.what, where="start", remedy=error.remedy) from error
 
 
 async def _record_all(
@@ -168,6 +182,7 @@ class _Stopped(Exception):
 
 def _build(
     config: WarmStartConfig,
+    start: Path | None,
     recorded: Sequence[Sequence[Sequence[tuple[Span, str]]]],
     out: Path,
     stop: threading.Event,
@@ -175,17 +190,10 @@ def _build(
     """Tokenizer, model, stages, folder."""
     import torch
 
-    from agentrl.train.tiny import build_tiny_model
-
     torch.set_num_threads(config.threads)
-    first = recorded[0][: config.tokenizer_demonstrations]
-    tokenizer = train_tiny_tokenizer(
-        ("".join(text for _, text in demo) for demo in first), vocab_size=config.vocab_size
-    )
     out.mkdir(parents=True, exist_ok=True)
-    save_tiny_tokenizer(tokenizer, out)
+    model = _made(config, recorded[0], out) if start is None else _gone_on_from(start, out)
     chat = ChatFormat.load(out, call_format=config.agent.tools.call_format)
-    model = build_tiny_model(tokenizer.get_vocab_size(), config.seed)
     told = [_train_stage(model, n, config, chat, recorded[n], stop) for n in range(len(config.stages))]
     model.save_pretrained(out)
     (out / "warm_start.json").write_text(
@@ -200,6 +208,25 @@ def _build(
         + "\n",
         encoding="utf-8",
     )
+
+
+def _made(config: WarmStartConfig, recorded: Sequence[Sequence[tuple[Span, str]]], out: Path) -> Any:
+    """A tiny model from nothing; its tokenizer, trained on what was recorded, lies in `out`."""
+    from agentrl.train.tiny import build_tiny_model
+
+    texts = ("".join(text for _, text in demo) for demo in recorded[: config.tokenizer_demonstrations])
+    tokenizer = train_tiny_tokenizer(texts, vocab_size=config.vocab_size)
+    save_tiny_tokenizer(tokenizer, out)
+    return build_tiny_model(tokenizer.get_vocab_size(), config.seed)
+
+
+def _gone_on_from(start: Path, out: Path) -> Any:
+    """The model in folder `start`, as float32; its tokenizer lies in `out`, file by file the same."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    copy_tokenizer(start, out)
+    return AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
 
 
 def _train_stage(

@@ -9,6 +9,7 @@ from agentrl.telemetry.chart_parts import Chart, Line, interval_band, lines, mak
 from agentrl.telemetry.live_state import agent_share
 from agentrl.telemetry.run_data import SPLITS, RunData, SolvePoint
 from agentrl.telemetry.schedule_charts import concurrency, effective_tokens, learning_by_device_hours, throughput
+from agentrl.telemetry.teacher_charts import is_taught, teacher_charts
 
 _DASHES = {"train": "dot", "fresh": "solid", "unseen": "dash"}
 _PHASES = ("generate", "tool", "score", "setup", "train", "deliver")
@@ -16,9 +17,11 @@ _STEP_MARK: dict[str, Any] = {"mode": "markers", "marker": {"color": "@ink", "si
 
 
 def chart_sections(runs: Sequence[RunData]) -> list[tuple[str, list[Chart]]]:
-    """(title, charts) of each section of the report, in reading order."""
+    """(title, charts) of each section of the report, in reading order; the teacher's where there is one."""
+    taught = [("Teacher", teacher_charts(runs))] if is_taught(runs) else []
     return [
         ("Learning", learning_charts(runs)),
+        *taught,
         ("Speed", speed_charts(runs)),
         ("Staleness and correction", correction_charts(runs)),
     ]

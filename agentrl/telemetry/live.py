@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.telemetry.live_state import LiveState, alarm_text, fitting_columns, load_text, plain_line
+from agentrl.telemetry.live_state import LiveState, alarm_text, columns_of, fitting_columns, load_text, plain_line
 from agentrl.wire import Event, EventKind
 
 _PHASES = {
@@ -131,7 +131,7 @@ class _Screen:
 
 def _table(state: LiveState, width: int, rows: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    columns = fitting_columns(width)
+    columns = fitting_columns(width, columns_of(state.rows))
     for column in columns:
         table.add_column(column.header, justify="right", min_width=min(column.width, width), no_wrap=True)
     for row in list(state.rows)[-rows:]:

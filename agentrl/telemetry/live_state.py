@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,9 +183,30 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 
-def fitting_columns(width: int, *, gap: int = 2) -> tuple[Column, ...]:
-    """The columns that fit `width` characters, least important dropped first; the first two always stay."""
-    chosen = list(COLUMNS)
+def _teacher_time_cell(row: Row) -> str:
+    busy, wait = row.metrics.get("teacher/busy_fraction"), row.metrics.get("teacher/wait_fraction")
+    return "–" if busy is None or wait is None else f"{100 * busy:.0f}/{wait:.0%}"
+
+
+TEACHER_COLUMNS: tuple[Column, ...] = (
+    Column("t-kl", _number("teacher/kl", "{:.3f}"), 6, 2, "teacher kl"),
+    Column("top1", _percent("teacher/top1_agreement"), 4, 3, "teacher agrees"),
+    Column("t-b/w", _teacher_time_cell, 7, 4, "teacher busy/waited for"),
+    Column("unscd", _percent("teacher/unscored_fraction", 1), 5, 9, "unscored"),
+)
+"""Shown where a teacher scores, after the rates."""
+_RATES = 5
+
+
+def columns_of(rows: Iterable[Row]) -> tuple[Column, ...]:
+    """The columns of a run with these steps: a teacher's only where one has scored."""
+    taught = any("teacher/scored_tokens" in row.metrics for row in rows)
+    return (*COLUMNS[:_RATES], *TEACHER_COLUMNS, *COLUMNS[_RATES:]) if taught else COLUMNS
+
+
+def fitting_columns(width: int, columns: Sequence[Column] = COLUMNS, *, gap: int = 2) -> tuple[Column, ...]:
+    """Those of `columns` that fit `width` characters, least important dropped first; the first two always stay."""
+    chosen = list(columns)
     while len(chosen) > 2 and sum(c.width + gap for c in chosen) > width:
         chosen.remove(max(chosen, key=lambda c: c.rank))
     return tuple(chosen)
@@ -194,7 +215,7 @@ def fitting_columns(width: int, *, gap: int = 2) -> tuple[Column, ...]:
 def plain_line(row: Row, steps_total: int) -> str:
     """One readable line of a finished step; what was not measured is left out."""
     parts = [f"step {row.step}/{steps_total}"]
-    for column in COLUMNS[1:]:
+    for column in columns_of([row])[1:]:
         text = column.cell(row)
         if text != "–":
             parts.append(f"{column.plain} {text}")

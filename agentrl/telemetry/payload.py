@@ -10,10 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from agentrl.telemetry.teacher_view import sides
 from agentrl.telemetry.tokens import TokenDecoder
 from agentrl.telemetry.trajectories import Summary, json_of, text_of
 
-_STREAMS = ("logprobs", "versions", "advantages", "weights", "trained_mask", "teacher_logprobs")
+_STREAMS = ("logprobs", "versions", "advantages", "weights", "trained_mask", "teacher_logprobs", "teacher_spans")
 PATCH_LIMIT_CHARS = 40_000
 
 
@@ -33,6 +36,7 @@ def table_payload(summaries: Sequence[Summary], *, run: int = 0) -> list[list[An
             _rounded(s.agent_share),
             s.oldest_version,
             s.trained,
+            _rounded(s.teacher_kl),
         ]
         for s in summaries
     ]
@@ -59,6 +63,7 @@ def trajectory_payload(
         "seconds": _rounded((first["ended_at"] or 0.0) - (first["started_at"] or 0.0)),
         "trained_at_step": first.get("trained_at_step"),
         "teacher": first.get("teacher"),
+        **_teaching(rows),
         "info": json_of(first.get("info"), {}),
         "turns": [{k: _rounded(v) for k, v in turn.items()} for turn in first["turns"] or ()],
         "patch": patch[:PATCH_LIMIT_CHARS],
@@ -68,22 +73,51 @@ def trajectory_payload(
     }
 
 
+def _teaching(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Distance to the teacher in nats per scored token, and share of them that are its first choice; null: unknown."""
+    distances = [found.distance for row in rows if (found := sides(row)) is not None]
+    joined = np.concatenate(distances) if distances else np.zeros(0)
+    agreed = [agrees for row in rows for agrees in _first_choices(row) or () if agrees is not None]
+    return {
+        "teacher_kl": _rounded(float(joined.mean())) if joined.size else None,
+        "teacher_agreement": _rounded(sum(agreed) / len(agreed)) if agreed else None,
+    }
+
+
+def _first_choices(row: Mapping[str, Any]) -> list[bool | None] | None:
+    """Whether each token is the teacher's first choice; null where it was not scored."""
+    top1, logprobs = row.get("teacher_top1"), row.get("teacher_logprobs")
+    if top1 is None or logprobs is None:
+        return None
+    return [None if value is None else agrees for agrees, value in zip(top1, logprobs, strict=True)]
+
+
 def _segment(row: Mapping[str, Any], decoder: TokenDecoder, vocab: dict[int, str], special: set[int]) -> dict[str, Any]:
     ids: list[int] = row["token_ids"]
     pieces = decoder.pieces(ids)
-    for token_id in set(ids) - vocab.keys():
+    preferred: Mapping[int, Sequence[tuple[int, float]]] = row.get("teacher_preferred") or {}
+    shown = {token_id for chosen in preferred.values() for token_id, _ in chosen}
+    for token_id in (set(ids) | shown) - vocab.keys():
         vocab[token_id] = decoder.alone(token_id)
         if decoder.special(token_id):
             special.add(token_id)
     spans = row["spans"] or []
     agent = [i for span in spans if span["kind"] == "agent" for i in range(span["start"], span["stop"])]
     streams = {name: _on_agent(row.get(name), agent) for name in _STREAMS}
+    both = sides(row)
+    streams["teacher_gap"] = None if both is None else _on_agent(both.gap.tolist(), agent)
+    streams["teacher_top1"] = _on_agent(_first_choices(row), agent)
     return {
         "ids": ids,
         "cut": {i: piece for i, piece in enumerate(pieces) if not decoder.whole(ids[i])},
         "spans": [[s["kind"], s["purpose"] or "", s["turn"], s["start"], s["stop"]] for s in spans],
         **{name: values for name, values in streams.items() if values is not None},
+        **({"preferred": _preferred(preferred)} if shown else {}),
     }
+
+
+def _preferred(found: Mapping[int, Sequence[tuple[int, float]]]) -> dict[int, list[list[float]]]:
+    return {at: [[token_id, _rounded(logprob)] for token_id, logprob in chosen] for at, chosen in found.items()}
 
 
 def _on_agent(values: Sequence[float | None] | None, agent: Sequence[int]) -> list[float | None] | None:

@@ -58,7 +58,7 @@ def plotly_source() -> str:
     return get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
 
 
-_SCRIPTS = ("page.js", "table.js", "trajectory.js", "charts.js", "report.js")
+_SCRIPTS = ("page.js", "table.js", "disagreements.js", "trajectory.js", "charts.js", "report.js")
 
 
 # --- trajectories within the page -----------------------------------------------------------------
@@ -190,11 +190,26 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         ("loss", loss),
         ("correction", preset),
         ("advantage", get("train.advantage.name")),
+        *_teaching(run),
         ("learning rate", get("train.optimizer.learning_rate")),
         ("updates per delivery", get("train.updates_per_step")),
         ("seed", get("seed")),
     ]
     return [(name, str(value)) for name, value in facts if value is not None]
+
+
+def _teaching(run: RunData) -> list[tuple[str, Any]]:
+    """Teachers and divergence; nothing without a teacher."""
+    get = run.setting
+    teachers = get("distill.teachers") or []
+    if not teachers:
+        return []
+    told = ", ".join(f"{teacher.get('name', 'teacher')}: {teacher.get('model')}" for teacher in teachers)
+    return [
+        ("teacher" if len(teachers) == 1 else "teachers", told),
+        ("divergence", get("train.divergence.name")),
+        ("reward weight", get("distill.reward_weight")),
+    ]
 
 
 def _alarms(run: RunData) -> str:

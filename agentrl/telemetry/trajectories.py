@@ -21,17 +21,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.errors import RunFolderError
+from agentrl.telemetry.teacher_view import preferred
+from agentrl.trajectory.columns import read_candidates, read_streams
 
 _STEP = re.compile(r"step_(\d+)")
 _LIGHT = (
     *("trajectory_id", "group_id", "task_id", "split", "outcome", "outcome_cause", "reward", "segment"),
     *("token_ids", "spans", "versions", "started_at", "ended_at", "turns", "trained_at_step"),
+    *("logprobs", "teacher_logprobs"),
 )
+_LONG = ("token_ids", "versions", "logprobs", "teacher_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One trajectory's line in a table. `step` is where it was trained, else the step whose file holds it."""
+    """One trajectory's line in a table. `step` is where it was trained, else the step whose file holds it; `teacher_kl`
+    the mean of log π − log π_teacher over scored tokens, in nats, None without any."""
 
     trajectory_id: str
     group_id: str
@@ -47,6 +52,7 @@ class Summary:
     segments: int
     oldest_version: int | None
     ended_at: float
+    teacher_kl: float | None = None
 
     @property
     def agent_share(self) -> float | None:
@@ -75,7 +81,10 @@ class TrajectoryStore:
             return [summary for found in self._files.values() for summary in found]
 
     def load(self, ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """Rows (one per segment, in order) of each id that exists; unknown ids are left out."""
+        """Rows (one per segment, in order) of each id that exists; unknown ids are left out.
+
+        Of a teacher's candidates there is `teacher_preferred` (`teacher_view.preferred`) instead of `teacher_topk`.
+        """
         with self._lock:
             self._refresh()
             by_file: dict[Path, list[str]] = defaultdict(list)
@@ -84,9 +93,7 @@ class TrajectoryStore:
                     by_file[self._where[trajectory_id]].append(trajectory_id)
         found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for path, wanted in by_file.items():
-            table = pq.read_table(path)
-            mask = pa.compute.is_in(table["trajectory_id"], pa.array(wanted, pa.string()))
-            for row in table.filter(mask).to_pylist():
+            for row in _full_rows(path, wanted):
                 found[row["trajectory_id"]].append(row)
         return {key: sorted(rows, key=lambda row: row["segment"]) for key, rows in found.items()}
 
@@ -106,6 +113,21 @@ class TrajectoryStore:
                 self._where.pop(summary.trajectory_id, None)
 
 
+def _full_rows(path: Path, wanted: Sequence[str]) -> Iterable[dict[str, Any]]:
+    """All columns of the trajectories `wanted`, row group by row group: candidates may be many."""
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            names = file.read_row_group(group, columns=["trajectory_id"])["trajectory_id"]
+            mask = pa.compute.is_in(names, pa.array(wanted, pa.string()))
+            if not pa.compute.any(mask).as_py():
+                continue
+            table = file.read_row_group(group).filter(mask)
+            candidates = read_candidates(table["teacher_topk"].combine_chunks())
+            for row, found in zip(table.drop_columns(["teacher_topk"]).to_pylist(), candidates, strict=True):
+                chosen = {} if found is None else preferred(found, row["token_ids"], row["teacher_logprobs"])
+                yield row | {"teacher_preferred": chosen}
+
+
 def _index(path: Path) -> list[Summary]:
     file = pq.ParquetFile(path)
     match = _STEP.search(path.name)
@@ -122,13 +144,28 @@ def _light_rows(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     """Rows without the long lists: their lengths and extremes instead."""
     lengths = batch.column("token_ids").value_lengths().fill_null(0).to_pylist()
     versions = batch.column("versions")
-    plain = {n: batch.column(n).to_pylist() for n in batch.schema.names if n not in ("token_ids", "versions")}
+    plain = {n: batch.column(n).to_pylist() for n in batch.schema.names if n not in _LONG}
+    distances = _distances(batch)
     for i in range(batch.num_rows):
         row = {name: values[i] for name, values in plain.items()}
         row["tokens"] = lengths[i]
         sampled = versions[i].values.drop_null().to_numpy() if versions[i].is_valid else np.zeros(0, np.int32)
         row["oldest"] = int(sampled.min()) if sampled.size else None
+        row["distance"], row["scored"] = distances[i]
         yield row
+
+
+def _distances(batch: pa.RecordBatch) -> list[tuple[float, int]]:
+    """(sum of log π − log π_teacher, scored tokens) of each row."""
+    teacher = batch.column("teacher_logprobs")
+    if teacher.null_count == batch.num_rows:
+        return [(0.0, 0)] * batch.num_rows
+    found = []
+    for own, told in zip(read_streams(batch.column("logprobs")), read_streams(teacher), strict=True):
+        difference = np.zeros(0) if own is None or told is None else own.astype(np.float64) - told
+        scored = np.isfinite(difference)
+        found.append((float(difference[scored].sum()), int(scored.sum())))
+    return found
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], file_step: int | None) -> Summary:
@@ -136,6 +173,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], file_step: int | None) -> Summar
     oldest = [row["oldest"] for row in rows if row["oldest"] is not None]
     trained = first.get("trained_at_step")
     outcome, cause = first["outcome"], first.get("outcome_cause")
+    scored = sum(row["scored"] for row in rows)
     agent = sum(s["stop"] - s["start"] for row in rows for s in row["spans"] or () if s["kind"] == "agent")
     return Summary(
         trajectory_id=first["trajectory_id"],
@@ -152,6 +190,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], file_step: int | None) -> Summar
         segments=sum(1 for row in rows if row["tokens"]),
         oldest_version=min(oldest, default=None),
         ended_at=first["ended_at"] or 0.0,
+        teacher_kl=sum(row["distance"] for row in rows) / scored if scored else None,
     )
 
 

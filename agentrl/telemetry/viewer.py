@@ -26,6 +26,7 @@ _ASSETS = {
     "style.css": "text/css",
     "page.js": "text/javascript",
     "table.js": "text/javascript",
+    "disagreements.js": "text/javascript",
     "trajectory.js": "text/javascript",
     "viewer.js": "text/javascript",
 }
@@ -138,7 +139,8 @@ async def _trajectory(request: web.Request) -> web.Response:
     name = store.run_dir.resolve().name
     body = f'{_top(name, payload["id"])}\n<main class="wrap"><div id="trajectory"></div></main>'
     data = {"page": payload, "vocab": vocab, "special": sorted(special), "mates": mates}
-    page = served(f"{payload['id']} · agentrl", body, data, ("page.js", "table.js", "trajectory.js", "viewer.js"))
+    scripts = ("page.js", "table.js", "disagreements.js", "trajectory.js", "viewer.js")
+    page = served(f"{payload['id']} · agentrl", body, data, scripts)
     return web.Response(text=page, content_type="text/html")
 
 

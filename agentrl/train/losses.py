@@ -19,9 +19,9 @@ multiplies the loss is only what the correction's action changed, w / w_raw (1, 
 The other streams:
 
     cross-entropy   −ce_weight · log π_θ
-    divergence      the policy-gradient loss above with A := teacher_weight · sg[log π_teacher − log π_θ], bounded:
-                    the sampled-token reverse KL. Back-propagating the difference itself would lose the teacher,
-                    whose term has no gradient (Lu 2025, "On-policy distillation").
+    divergence      `sampled`: the policy-gradient loss above with A := teacher_weight · the teacher's advantage;
+                    else teacher_weight · w · D, the divergence over candidates (`agentrl.train.divergence`). D has no
+                    ratio in it, so that w = π_old/π_rollout stands whole in either mode.
 
 The denominator's contract stands at `Counts`.
 """
@@ -35,12 +35,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from agentrl.config import LossConfig
+from agentrl.config import DivergenceConfig, LossConfig
 from agentrl.train.correction import EXPONENT_BOUND, Correction
+from agentrl.train.divergence import Disagreement, candidate_divergence, sampled_advantages
+from agentrl.train.logprobs import CandidateLogprobs
 from agentrl.train.packing import MicroBatch
-
-DIVERGENCE_BOUND = 5.0
-"""Nats. A token the teacher rules out must not outweigh the rest of a trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +148,35 @@ def cross_entropy_loss(*, logprobs: Float[Tensor, "B T"], ce_weights: Float[Tens
     return -ce_weights * torch.where(ce_weights != 0, logprobs, zero)
 
 
-def divergence_advantages(
-    *,
-    logprobs: Float[Tensor, "B T"],
-    teacher_logprobs: Float[Tensor, "B T"],
-    teacher_weights: Float[Tensor, "B T"],
-) -> Float[Tensor, "B T"]:
-    """teacher_weight · clip(log π_teacher − log π_θ, ± bound), detached; 0 where the weight is 0."""
-    gap = teacher_logprobs - logprobs.detach()
-    zero = torch.zeros((), dtype=gap.dtype, device=gap.device)
-    return teacher_weights * torch.where(teacher_weights != 0, gap.clamp(-DIVERGENCE_BOUND, DIVERGENCE_BOUND), zero)
+def _sampled(micro: MicroBatch, logprobs: Float[Tensor, "B T"], config: DivergenceConfig) -> Disagreement:
+    return sampled_advantages(
+        logprobs=logprobs,
+        teacher_logprobs=micro.teacher_logprobs,
+        teacher_weights=micro.teacher_weights,
+        teacher_spans=micro.teacher_spans,
+        config=config,
+    )
+
+
+def _over_candidates(
+    micro: MicroBatch, student: CandidateLogprobs | None, config: DivergenceConfig, *, like: Float[Tensor, "B T"]
+) -> Disagreement:
+    """The scored tokens' divergences and clamps at their places [B, T], 0 and False elsewhere."""
+    values, clamped = torch.zeros_like(like), torch.zeros_like(micro.scored)
+    if student is None or micro.candidate_logprobs is None:
+        return Disagreement(values=values, clamped=clamped)
+    found = candidate_divergence(student=student, teacher_logprobs=micro.candidate_logprobs, config=config)
+    return Disagreement(
+        values=values.masked_scatter(micro.scored, found.values),
+        clamped=clamped.masked_scatter(micro.scored, found.clamped),
+    )
+
+
+def _weighted(values: Float[Tensor, "B T"], *, weights: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> TokenLoss:
+    """weight · value on `mask`, exactly 0 off it; nothing is clipped."""
+    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    loss = torch.where(mask, weights.detach().to(values.dtype) * values, zero)
+    return TokenLoss(loss=loss, clipped=torch.zeros_like(mask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +184,7 @@ class StreamLosses:
     """One micro-batch's share. `total` (with gradient) is the sum of the streams' sums, each over its global
     count; the
     *_sum are plain sums over tokens, `counts` this micro-batch's own tokens, `contributing` those whose
-    weight is not 0."""
+    weight is not 0, `clamped` those of the divergence that its clamp cut."""
 
     total: Float[Tensor, ""]
     policy_sum: float
@@ -174,6 +192,7 @@ class StreamLosses:
     divergence_sum: float
     reverse_kl_sum: float
     clipped: int
+    clamped: int
     contributing: int
     counts: Counts
 
@@ -183,14 +202,20 @@ def stream_losses(
     micro: MicroBatch,
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
+    candidates: CandidateLogprobs | None,
     correction: Correction,
     config: LossConfig,
+    divergence: DivergenceConfig,
     counts: Counts,
 ) -> StreamLosses:
-    """All streams of a micro-batch, normalised by `counts`, the update's global ones (see `Counts`)."""
+    """All streams of a micro-batch, normalised by `counts`, the update's global ones (see `Counts`).
+
+    `candidates`: the student's, at the micro-batch's scored tokens; None where it has none, or with the divergence of
+    the sampled token.
+    """
     weights = loss_weights(correction, config)
     policy_mask = micro.pg_mask & correction.mask
-    divergence_mask = (micro.teacher_weights != 0) & correction.mask
+    scored_mask = micro.scored & correction.mask
 
     def gradient_loss(advantages: Tensor, mask: Tensor) -> TokenLoss:
         return policy_gradient_loss(
@@ -203,29 +228,33 @@ def stream_losses(
         )
 
     policy = gradient_loss(micro.advantages, policy_mask)
-    teacher_gap = divergence_advantages(
-        logprobs=logprobs, teacher_logprobs=micro.teacher_logprobs, teacher_weights=micro.teacher_weights
-    )
-    divergence = gradient_loss(teacher_gap, divergence_mask)
+    if divergence.name == "sampled":
+        found = _sampled(micro, logprobs, divergence)
+        taught = gradient_loss(found.values, scored_mask)
+    else:
+        found = _over_candidates(micro, candidates, divergence, like=logprobs)
+        taught = _weighted(found.values, weights=micro.teacher_weights * correction.weights, mask=scored_mask)
     cross_entropy = cross_entropy_loss(logprobs=logprobs, ce_weights=micro.ce_weights)
     total = (
         policy.loss.sum() / max(counts.policy, 1)
         + cross_entropy.sum() / max(counts.cross_entropy, 1)
-        + divergence.loss.sum() / max(counts.divergence, 1)
+        + taught.loss.sum() / max(counts.divergence, 1)
     )
-    live = (policy_mask | divergence_mask) & (weights != 0)
-    reverse_kl = torch.where(divergence_mask, logprobs.detach() - micro.teacher_logprobs, 0.0)
+    # The action that a mode multiplies by is 0 exactly where the weight itself is.
+    live = (policy_mask | scored_mask) & (weights != 0)
+    reverse_kl = torch.where(scored_mask, logprobs.detach() - micro.teacher_logprobs, 0.0)
     return StreamLosses(
         total=total,
         policy_sum=float(policy.loss.detach().sum()),
         cross_entropy_sum=float(cross_entropy.detach().sum()),
-        divergence_sum=float(divergence.loss.detach().sum()),
+        divergence_sum=float(taught.loss.detach().sum()),
         reverse_kl_sum=float(reverse_kl.sum()),
-        clipped=int((policy.clipped | divergence.clipped).sum()),
+        clipped=int((policy.clipped | taught.clipped).sum()),
+        clamped=int((found.clamped & scored_mask).sum()),
         contributing=int((live | (micro.ce_weights != 0)).sum()),
         counts=Counts(
             policy=int(policy_mask.sum()),
             cross_entropy=int((micro.ce_weights != 0).sum()),
-            divergence=int(divergence_mask.sum()),
+            divergence=int(scored_mask.sum()),
         ),
     )

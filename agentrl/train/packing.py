@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from agentrl.errors import RecordError
+from agentrl.train.scores import check_scores, numbered_spans, pack_candidates
 from agentrl.wire import Batch, TrainSequence
 
-_OPTIONAL = ("ce_weights", "teacher_logprobs", "teacher_weights")
+_OPTIONAL = ("ce_weights", "teacher_logprobs", "teacher_weights", "teacher_spans")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class MicroBatch:
     """One forward pass. `rows[b]` is the index of row b's sequence in the list that was packed; lengths [B].
 
     Off a stream's own positions its values are 0: advantages off `pg_mask`, teacher_logprobs where
-    `teacher_weights` is 0, behaviour_logprobs off `sampled`.
+    `teacher_weights` is 0, behaviour_logprobs off `sampled`. `teacher_spans` number each row's spans 0, 1, 2 … in order
+    (a token that was scored by itself is one), −1 where `teacher_weights` is 0. `candidate_*` [M, K] belong to the M
+    positions of `scored`, row by row (`agentrl.train.scores.PackedCandidates`); None where they are not asked for.
     """
 
     rows: tuple[int, ...]
@@ -41,12 +45,20 @@ class MicroBatch:
     ce_weights: Float[Tensor, "B T"]
     teacher_logprobs: Float[Tensor, "B T"]
     teacher_weights: Float[Tensor, "B T"]
+    teacher_spans: Int[Tensor, "B T"]
+    candidate_ids: Int[Tensor, "M K"] | None = None
+    candidate_logprobs: Float[Tensor, "M K"] | None = None
+
+    @property
+    def scored(self) -> Bool[Tensor, "B T"]:
+        """Tokens of the divergence stream."""
+        return self.teacher_weights != 0
 
     @property
     def sampled(self) -> Bool[Tensor, "B T"]:
         """Tokens of the policy-gradient or divergence stream: those that carry a behaviour
         log-probability."""
-        return self.pg_mask | (self.teacher_weights != 0)
+        return self.pg_mask | self.scored
 
     @property
     def needed(self) -> Bool[Tensor, "B T"]:
@@ -54,12 +66,13 @@ class MicroBatch:
         return self.sampled | (self.ce_weights != 0)
 
 
-def check_batch(batch: Batch) -> None:
+def check_batch(batch: Batch, *, candidates: bool = False, vocabulary: int | None = None) -> None:
     """Raise `RecordError` unless every sequence is well formed, named once, and trained by exactly one
-    update."""
+    update. `candidates` and `vocabulary` as for `check_sequence`."""
     seen: set[tuple[str, int]] = set()
     for sequence in batch.sequences:
-        check_sequence(sequence)
+        check_sequence(sequence, candidates=candidates, vocabulary=vocabulary)
+        _check_temperature(batch, sequence)
         key = (sequence.trajectory_id, sequence.segment)
         if key in seen:
             raise RecordError(
@@ -75,9 +88,21 @@ def check_batch(batch: Batch) -> None:
             )
 
 
-def check_sequence(sequence: TrainSequence) -> None:
+def _check_temperature(batch: Batch, sequence: TrainSequence) -> None:
+    if batch.temperature != 1 and sequence.teacher_weights is not None and sequence.teacher_weights.any():
+        raise RecordError(
+            f"a teacher scored tokens that were sampled at temperature {batch.temperature:g}, and it scores at 1",
+            where=f"trajectory {sequence.trajectory_id}, segment {sequence.segment}",
+            remedy="rollout.temperature=1",
+        )
+
+
+def check_sequence(sequence: TrainSequence, *, candidates: bool = False, vocabulary: int | None = None) -> None:
     """Raise `RecordError` naming the trajectory where streams differ in length or hold what cannot be
-    trained."""
+    trained.
+
+    `candidates`: the divergence is over candidates; `vocabulary`: the width of the student's logits, where it is known.
+    """
     where = f"trajectory {sequence.trajectory_id}, segment {sequence.segment}"
     length = sequence.token_ids.shape
     streams: dict[str, np.ndarray] = {
@@ -94,8 +119,6 @@ def check_sequence(sequence: TrainSequence) -> None:
             where=where,
             remedy="never pad or truncate",
         )
-    if (sequence.teacher_logprobs is None) != (sequence.teacher_weights is None):
-        raise RecordError("teacher_logprobs and teacher_weights come together or not at all", where=where)
     mask = sequence.pg_mask != 0
     _finite(sequence.advantages[mask], "advantages", "on a policy-gradient token", where)
     for name in ("ce_weights", "teacher_weights"):
@@ -104,13 +127,7 @@ def check_sequence(sequence: TrainSequence) -> None:
             _finite(weights, name, "anywhere", where)
             if (weights < 0).any():
                 raise RecordError(f"{name} holds a negative weight", where=where)
-    if sequence.teacher_logprobs is not None and sequence.teacher_weights is not None:
-        _finite(
-            sequence.teacher_logprobs[sequence.teacher_weights != 0],
-            "teacher_logprobs",
-            "on a scored token",
-            where,
-        )
+    check_scores(sequence, where=where, candidates=candidates, vocabulary=vocabulary)
     first = [n for n in ("pg_mask", "ce_weights", "teacher_weights") if n in streams and streams[n][0] != 0]
     if first:
         raise RecordError(
@@ -148,15 +165,20 @@ def pack(
     sequences: Sequence[TrainSequence],
     *,
     tokens_per_microbatch: int,
+    candidates: bool = False,
     device: torch.device | str = "cpu",
     pad_id: int = 0,
 ) -> list[MicroBatch]:
-    """Micro-batches that hold each sequence once. Raises `RecordError` for a malformed sequence."""
+    """Micro-batches that hold each sequence once, with the teacher's candidates where they are asked for. Raises
+    `RecordError` for a malformed sequence."""
     for sequence in sequences:
-        check_sequence(sequence)
+        check_sequence(sequence, candidates=candidates)
     lengths = [len(s.token_ids) for s in sequences]
     plan = plan_rows(lengths, tokens_per_microbatch=tokens_per_microbatch)
-    return [_microbatch([sequences[i] for i in rows], tuple(rows), device=device, pad_id=pad_id) for rows in plan]
+    return [
+        _microbatch([sequences[i] for i in rows], tuple(rows), candidates=candidates, device=device, pad_id=pad_id)
+        for rows in plan
+    ]
 
 
 def pad_rows(
@@ -171,7 +193,12 @@ def pad_rows(
 
 
 def _microbatch(
-    sequences: Sequence[TrainSequence], rows: tuple[int, ...], *, device: torch.device | str, pad_id: int
+    sequences: Sequence[TrainSequence],
+    rows: tuple[int, ...],
+    *,
+    candidates: bool,
+    device: torch.device | str,
+    pad_id: int,
 ) -> MicroBatch:
     width = max(len(s.token_ids) for s in sequences)
 
@@ -181,6 +208,7 @@ def _microbatch(
     pg_mask = stream("pg_mask", torch.bool)
     teacher_weights = stream("teacher_weights")
     zero = torch.zeros(())
+    found = pack_candidates(sequences) if candidates else None
     # Values off their stream (NaN in the record) become 0 here, once, so that no later product can spread
     # them.
     parts = MicroBatch(
@@ -193,8 +221,12 @@ def _microbatch(
         ce_weights=stream("ce_weights"),
         teacher_logprobs=torch.where(teacher_weights != 0, stream("teacher_logprobs"), zero),
         teacher_weights=teacher_weights,
+        teacher_spans=pad_rows([numbered_spans(s) for s in sequences], width=width, dtype=torch.int64, fill=-1),
+        candidate_ids=found.ids if found else None,
+        candidate_logprobs=found.logprobs if found else None,
     )
     if torch.device(device).type == "cpu":
         return parts
-    moved = {name: getattr(parts, name).to(device) for name in MicroBatch.__slots__ if name != "rows"}
+    held = {name: getattr(parts, name) for name in MicroBatch.__slots__ if name != "rows"}
+    moved: dict[str, Any] = {name: None if x is None else x.to(device) for name, x in held.items()}
     return MicroBatch(rows=rows, **moved)

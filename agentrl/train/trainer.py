@@ -84,6 +84,8 @@ class Trainer:
         self._tokenizer = checkpoints.read_tokenizer(model_folder)
         self._publish_folder = publish_folder
         self._dtype = getattr(torch, config.dtype)
+        self._candidates = config.divergence.name != "sampled"
+        self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = _adamw(self._parameters, config.optimizer)
 
@@ -130,7 +132,7 @@ class Trainer:
     def train(self, batch: Batch) -> StepResult:
         """Take `batch.updates` optimizer steps, on all ranks; rank 0's to call. Raises `RecordError` for a malformed
         batch, before anything changes."""
-        check_batch(batch)
+        check_batch(batch, candidates=self._candidates, vocabulary=self._vocabulary)
         started = time.monotonic()
         rows = [i for i, s in enumerate(batch.sequences) if takes_part(s)]
         shares = share_out(
@@ -195,6 +197,7 @@ class Trainer:
                 correction=self.config.correction,
                 temperature=share.temperature,
                 old={k: old[i] for k, i in enumerate(rows) if i in old},
+                divergence=self.config.divergence,
                 dtype=self._dtype,
             ),
             ranks=self._ranks,
@@ -223,7 +226,8 @@ class Trainer:
 
     def _pack(self, sequences: list[TrainSequence]) -> list[MicroBatch]:
         budget = self.config.tokens_per_microbatch
-        return pack(sequences, tokens_per_microbatch=budget, device=self.model.device)
+        device = self.model.device
+        return pack(sequences, tokens_per_microbatch=budget, candidates=self._candidates, device=device)
 
     def _metrics(self, done: _StepLog, records: list[RowRecord]) -> dict[str, float]:
         """Public names → figures, of all ranks. A stream's loss is there only where it had tokens in the batch."""
@@ -239,6 +243,10 @@ class Trainer:
             found = [(getattr(g, f"{count}_loss"), getattr(g.counts, count)) for g in done.gradients]
             metrics |= _weighted(f"loss/{name}", found)
         metrics |= _weighted("teacher/reverse_kl", [(g.reverse_kl, g.counts.divergence) for g in done.gradients])
+        metrics |= _weighted(
+            "teacher/clamped_fraction",
+            [(g.clamped / max(g.counts.divergence, 1), g.counts.divergence) for g in done.gradients],
+        )
         metrics |= _weighted(
             "entropy", [(g.entropy_sum / max(g.loss_tokens, 1), g.loss_tokens) for g in done.gradients]
         )

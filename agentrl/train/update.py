@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.config import CorrectionConfig, LossConfig
+from agentrl.config import CorrectionConfig, DivergenceConfig, LossConfig
 from agentrl.train.correction import Correction, correct
-from agentrl.train.logprobs import token_logprobs
+from agentrl.train.logprobs import Candidates, token_logprobs
 from agentrl.train.losses import Counts, StreamLosses, stream_losses
 from agentrl.train.packing import MicroBatch, pad_rows
 from agentrl.train.ranks import Alone, Ranks, sum_gradients, sum_numbers
@@ -43,6 +43,7 @@ class Gradient:
     divergence_loss: float
     reverse_kl: float
     clipped: int
+    clamped: int
     contributing: int
     entropy_sum: float
     loss_tokens: int
@@ -57,6 +58,7 @@ class Objective:
     correction: CorrectionConfig
     temperature: float
     old: dict[int, Float[Tensor, " T"]]
+    divergence: DivergenceConfig
     dtype: torch.dtype = torch.float32
 
 
@@ -112,7 +114,7 @@ def _counts_before_correction(micro_batches: Sequence[MicroBatch]) -> Counts:
         counts += Counts(
             policy=int((micro.pg_mask & finite).sum()),
             cross_entropy=int((micro.ce_weights != 0).sum()),
-            divergence=int(((micro.teacher_weights != 0) & finite).sum()),
+            divergence=int((micro.scored & finite).sum()),
         )
     return counts
 
@@ -142,6 +144,7 @@ def _accumulate(
             needed=micro.needed,
             temperature=objective.temperature,
             with_entropy=True,
+            candidates=_asked(micro, objective.divergence),
             dtype=objective.dtype,
         )
         current = out.logprobs.detach()
@@ -154,8 +157,10 @@ def _accumulate(
             micro=micro,
             logprobs=out.logprobs,
             old_logprobs=before,
+            candidates=out.candidates,
             correction=corrected,
             config=objective.loss,
+            divergence=objective.divergence,
             counts=counts,
         )
         part.total.backward()
@@ -165,6 +170,13 @@ def _accumulate(
         loss_tokens += int(in_loss.sum())
         _record(records, micro=micro, reference=reference, corrected=corrected)
     return _summed(parts, records, entropy_sum=entropy_sum, loss_tokens=loss_tokens, ranks=ranks)
+
+
+def _asked(micro: MicroBatch, divergence: DivergenceConfig) -> Candidates | None:
+    """Which of the student's log-probabilities the divergence needs besides the sampled tokens'."""
+    if divergence.name == "sampled" or micro.candidate_logprobs is None:
+        return None
+    return Candidates(mask=micro.scored, ids=micro.candidate_ids)
 
 
 def _summed(
@@ -177,7 +189,7 @@ def _summed(
 ) -> Gradient:
     """The parts of every rank together."""
     counts = _sum_counts(ranks, sum((part.counts for part in parts), Counts()))
-    policy, cross_entropy, divergence, reverse_kl, clipped, contributing, entropy, tokens = sum_numbers(
+    policy, cross_entropy, divergence, reverse_kl, clipped, clamped, contributing, entropy, tokens = sum_numbers(
         ranks,
         [
             sum(part.policy_sum for part in parts),
@@ -185,6 +197,7 @@ def _summed(
             sum(part.divergence_sum for part in parts),
             sum(part.reverse_kl_sum for part in parts),
             sum(part.clipped for part in parts),
+            sum(part.clamped for part in parts),
             sum(part.contributing for part in parts),
             entropy_sum,
             loss_tokens,
@@ -197,6 +210,7 @@ def _summed(
         divergence_loss=divergence / max(counts.divergence, 1),
         reverse_kl=reverse_kl / max(counts.divergence, 1),
         clipped=int(clipped),
+        clamped=int(clamped),
         contributing=int(contributing),
         entropy_sum=entropy,
         loss_tokens=int(tokens),

@@ -7,7 +7,7 @@ Facts of a trajectory (reward, outcome, turns, patch, …) stand in each of its 
 read by itself; dictionary encoding makes the repetition cheap. NaN and −1 are written as null. A trajectory
 without a segment (its machine failed before anything was sampled) has one row with `segments` 0 and no
 tokens, so that no rollout is missing from the files. `patch` is binary: UTF-8, with undecodable bytes of the
-diff kept as they were (surrogateescape).
+diff kept as they were (surrogateescape). Candidates of a segment without a scored token come back as [0, 0].
 
 pyarrow is imported at first use: the record is imported everywhere, its files are not.
 """
@@ -19,7 +19,6 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,9 @@ import msgspec
 import numpy as np
 
 from agentrl.errors import DatasetError, RecordError, disk_full_is_typed
+from agentrl.trajectory.columns import Candidates, candidate_column, read_candidates, read_streams, stream_column
 from agentrl.trajectory.record import (
     FinishReason,
-    Float32,
     Outcome,
     OutcomeKind,
     Purpose,
@@ -38,65 +37,21 @@ from agentrl.trajectory.record import (
     Span,
     SpanKind,
     Split,
+    TeacherScores,
     Trained,
     Trajectory,
     TurnTiming,
 )
+from agentrl.trajectory.schema import CANDIDATES, LATER, SCHEMA_VERSION, STREAMS, schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
 TrajectoryItem = tuple[Trajectory, list[Trained] | None]
 _ROWS_PER_BATCH = 256
-
-
-@cache
-def schema() -> pa.Schema:
-    """The columns of a trajectory file, in order."""
-    import pyarrow as pa
-
-    spans = pa.struct(
-        [
-            ("kind", pa.string()),
-            ("purpose", pa.string()),
-            ("turn", pa.int32()),
-            ("start", pa.int32()),
-            ("stop", pa.int32()),
-        ]
-    )
-    seconds = [(name, pa.float64()) for name in ("queue_s", "prefill_s", "decode_s", "tool_s")]
-    candidate = pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())])
-    text = ("run", "split", "source", "image", "trajectory_id", "group_id", "task_id", "environment")
-    return pa.schema(
-        [
-            ("schema_version", pa.int32()),
-            *((name, pa.string()) for name in text),
-            ("temperature", pa.float64()),
-            ("segment", pa.int32()),
-            ("segments", pa.int32()),
-            ("token_ids", pa.list_(pa.int32())),
-            ("spans", pa.list_(spans)),
-            ("logprobs", pa.list_(pa.float32())),
-            ("versions", pa.list_(pa.int32())),
-            ("reward", pa.float64()),
-            ("outcome", pa.string()),
-            ("outcome_cause", pa.string()),
-            ("started_at", pa.float64()),
-            ("ended_at", pa.float64()),
-            ("turns", pa.list_(pa.struct([*seconds, ("finish_reason", pa.string())]))),
-            ("info", pa.string()),
-            ("events", pa.string()),
-            ("patch", pa.binary()),
-            ("trained_at_step", pa.int64()),
-            ("advantages", pa.list_(pa.float32())),
-            ("weights", pa.list_(pa.float32())),
-            ("trained_mask", pa.list_(pa.bool_())),
-            ("teacher", pa.string()),
-            ("teacher_logprobs", pa.list_(pa.float32())),
-            ("teacher_topk", pa.list_(pa.list_(candidate))),
-        ]
-    )
+_CANDIDATES_PER_ROW_GROUP = 2**24
+"""A row group is what is in memory at once when a file is read: about 128 MiB of candidates."""
+_LIST_LIMIT = 2**31 - 1
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -128,14 +83,47 @@ def write_rows(path: str | os.PathLike[str], items: Iterable[TrajectoryItem], *,
 
 def to_bytes(items: Iterable[TrajectoryItem], *, run: str) -> tuple[bytes, int]:
     """A trajectory file's bytes and its number of rows. Raises `RecordError`."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [row for trajectory, trained in items for row in _rows(trajectory, trained, run)]
-    arrays = [_column([row.get(field.name) for row in rows], field.type) for field in schema()]
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema()), sink, compression="zstd")
+    with pq.ParquetWriter(sink, schema(), compression="zstd") as writer:
+        for group in _row_groups(rows):
+            writer.write_table(_table(group))
     return sink.getvalue(), len(rows)
+
+
+def _row_groups(rows: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
+    """Rows in order, cut where their candidates would be more than a row group's; all at once without candidates."""
+    start = held = 0
+    for index, row in enumerate(rows):
+        values = row[CANDIDATES].values if row.get(CANDIDATES) is not None else 0
+        if values > _LIST_LIMIT:
+            raise RecordError(
+                f"a segment has {values} candidates of a teacher, more than a column holds",
+                where=f"trajectory {row['trajectory_id']}, segment {row['segment']}",
+                remedy="distill.support=teacher with a small distill.top_k",
+            )
+        if held and held + values > _CANDIDATES_PER_ROW_GROUP:
+            yield rows[start:index]
+            start, held = index, 0
+        held += values
+    yield rows[start:]
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    import pyarrow as pa
+
+    columns = []
+    for field in schema():
+        values = [row.get(field.name) for row in rows]
+        if field.name == CANDIDATES:
+            columns.append(candidate_column(values, field.type))
+        elif field.name in STREAMS and any(value is not None for value in values):
+            columns.append(stream_column(values, field.type))
+        else:
+            columns.append(pa.array(values, type=field.type))
+    return pa.Table.from_arrays(columns, schema=schema())
 
 
 def _rows(trajectory: Trajectory, trained: list[Trained] | None, run: str) -> Iterator[dict[str, Any]]:
@@ -150,7 +138,8 @@ def _rows(trajectory: Trajectory, trained: list[Trained] | None, run: str) -> It
         yield {**common, "segment": 0, "token_ids": np.zeros(0, np.int32), "spans": []}
     for index, segment in enumerate(trajectory.segments):
         training = {} if trained is None else _trained_fields(segment, trained[index])
-        yield {**common, "segment": index, **_segment_fields(segment), **training}
+        teaching = _score_fields(trajectory.scores[index]) if trajectory.scores else {}
+        yield {**common, "segment": index, **_segment_fields(segment), **training, **teaching}
 
 
 def _trajectory_fields(t: Trajectory, run: str) -> dict[str, Any]:
@@ -197,28 +186,17 @@ def _trained_fields(segment: Segment, trained: Trained) -> dict[str, Any]:
     }
 
 
-# Columns that are long and numeric; a field that a row lacks (training, teacher) is null.
-_STREAMS = ("token_ids", "logprobs", "versions", "advantages", "weights", "trained_mask")
-
-
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """One column; numpy streams are joined and cut by offsets, all else goes through Python values."""
-    import pyarrow as pa
-
-    if not any(isinstance(value, np.ndarray) for value in values):
-        return pa.array(values, type=kind)
-    lengths = [0 if value is None else len(value) for value in values]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    flat = np.concatenate([value for value in values if value is not None])
-    absent = pa.array([value is None for value in values])
-    items = pa.array(flat, type=kind.value_type, mask=_null_mask(flat))
-    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=absent)
-
-
-def _null_mask(flat: np.ndarray) -> np.ndarray | None:
-    if flat.dtype == np.float32:
-        return np.isnan(flat)
-    return flat == -1 if flat.dtype == np.int32 else None
+def _score_fields(scores: TeacherScores) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "teacher": scores.teacher,
+        "teacher_logprobs": np.asarray(scores.logprobs, np.float32),
+        "teacher_spans": None if scores.spans is None else np.asarray(scores.spans, np.int32),
+        "teacher_top1": None if scores.top1 is None else np.asarray(scores.top1, np.bool_),
+    }
+    if scores.candidate_logprobs is not None:
+        ids = None if scores.candidate_ids is None else np.asarray(scores.candidate_ids, np.int32)
+        found[CANDIDATES] = Candidates(scores.mask, np.asarray(scores.candidate_logprobs, np.float32), ids)
+    return found
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -251,7 +229,8 @@ def from_bytes(data: bytes, *, where: str) -> list[TrajectoryItem]:
 
 
 def _from_file(file: Any, where: str) -> Iterator[TrajectoryItem]:
-    missing = [name for name in schema().names if name not in file.schema_arrow.names]
+    present = [name for name in schema().names if name in file.schema_arrow.names]
+    missing = [name for name in schema().names if name not in present and name not in LATER]
     if missing:
         raise DatasetError(
             f"columns are missing: {', '.join(missing)}",
@@ -259,21 +238,27 @@ def _from_file(file: Any, where: str) -> Iterator[TrajectoryItem]:
             remedy="give a file of a run folder's trajectories/, written by this version of agentrl",
         )
     pending: list[dict[str, Any]] = []
-    for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=schema().names):
-        for row in _batch_rows(batch):
-            if row["schema_version"] != SCHEMA_VERSION:
-                raise DatasetError(
-                    f"schema version {row['schema_version']}, this version of agentrl reads {SCHEMA_VERSION}",
-                    where=where,
-                    remedy="read the file with the version of agentrl that wrote it",
-                )
-            pending.append(row)
-            _check_order(pending, where)
-            if len(pending) >= row["segments"]:
-                yield _trajectory(pending)
-                pending = []
+    for row in _file_rows(file, present):
+        if row["schema_version"] != SCHEMA_VERSION:
+            raise DatasetError(
+                f"schema version {row['schema_version']}, this version of agentrl reads {SCHEMA_VERSION}",
+                where=where,
+                remedy="read the file with the version of agentrl that wrote it",
+            )
+        pending.append(row)
+        _check_order(pending, where)
+        if len(pending) >= row["segments"]:
+            yield _trajectory(pending)
+            pending = []
     if pending:
         raise _torn(pending, where)
+
+
+def _file_rows(file: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows in order, no more than a row group at once: batches would join what was cut for its size."""
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, row_groups=[group], columns=columns):
+            yield from _batch_rows(batch)
 
 
 def _check_order(pending: Sequence[dict[str, Any]], where: str) -> None:
@@ -292,29 +277,15 @@ def _torn(pending: Sequence[dict[str, Any]], where: str) -> DatasetError:
 
 
 def _batch_rows(batch: Any) -> Iterator[dict[str, Any]]:
-    plain = {name: batch.column(name).to_pylist() for name in schema().names if name not in _STREAMS}
-    streams = {name: _numpy_lists(batch.column(name)) for name in _STREAMS}
+    columns = {name: _read_column(name, batch.column(name)) for name in batch.schema.names}
     for index in range(batch.num_rows):
-        row = {name: values[index] for name, values in plain.items()}
-        yield {**row, **{name: values[index] for name, values in streams.items()}}
+        yield {name: values[index] for name, values in columns.items()}
 
 
-def _numpy_lists(column: Any) -> list[np.ndarray | None]:
-    """A list column as numpy arrays; null lists as None, null items as NaN or −1."""
-    import pyarrow as pa
-
-    items = column.flatten()
-    if pa.types.is_boolean(items.type):
-        flat: np.ndarray = items.to_numpy(zero_copy_only=False).astype(np.bool_)
-    elif pa.types.is_floating(items.type):
-        flat = items.fill_null(float("nan")).to_numpy()
-    else:
-        flat = items.fill_null(-1).to_numpy()
-    lengths = column.value_lengths().to_pylist()
-    ends = np.cumsum([length or 0 for length in lengths])
-    return [
-        None if length is None else flat[end - length : end].copy() for length, end in zip(lengths, ends, strict=True)
-    ]
+def _read_column(name: str, column: Any) -> Sequence[Any]:
+    if name == CANDIDATES:
+        return read_candidates(column)
+    return read_streams(column) if name in STREAMS else column.to_pylist()
 
 
 def _trajectory(rows: Sequence[dict[str, Any]]) -> TrajectoryItem:
@@ -341,6 +312,7 @@ def _trajectory(rows: Sequence[dict[str, Any]]) -> TrajectoryItem:
         info=json.loads(first["info"]),
         events=tuple(json.loads(first["events"])),
         patch=first["patch"].decode("utf-8", "surrogateescape"),
+        scores=tuple(_scores(row) for row in present if row["teacher"] is not None),
     )
     if not present or present[0]["trained_at_step"] is None:
         return trajectory, None
@@ -358,12 +330,22 @@ def _segment(row: dict[str, Any], source: Source) -> Segment:
         )
         for span in row["spans"]
     )
-    return Segment(row["token_ids"], spans, _floats(row["logprobs"]), row["versions"], source)
+    return Segment(row["token_ids"], spans, row["logprobs"], row["versions"], source)
 
 
 def _trained(row: dict[str, Any]) -> Trained:
-    return Trained(row["trained_at_step"], _floats(row["advantages"]), _floats(row["weights"]), row["trained_mask"])
+    return Trained(row["trained_at_step"], row["advantages"], row["weights"], row["trained_mask"])
 
 
-def _floats(values: np.ndarray) -> Float32:
-    return values.astype(np.float32, copy=False)
+def _scores(row: dict[str, Any]) -> TeacherScores:
+    candidates: Candidates | None = row[CANDIDATES]
+    if row["teacher_logprobs"] is None:
+        raise RecordError("a teacher is named, and its scores are missing", where=f"trajectory {row['trajectory_id']}")
+    return TeacherScores(
+        teacher=row["teacher"],
+        logprobs=row["teacher_logprobs"],
+        spans=row.get("teacher_spans"),
+        candidate_ids=None if candidates is None else candidates.ids,
+        candidate_logprobs=None if candidates is None else candidates.logprobs,
+        top1=row.get("teacher_top1"),
+    )

@@ -211,6 +211,59 @@ class TurnTiming:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TeacherScores:
+    """What a teacher said of one segment of T tokens, N of them scored. Position t speaks of token t given those before
+    it, at temperature 1.
+
+    logprobs float32 [T]: of the segment's own tokens; finite exactly on scored ones (never token 0), NaN elsewhere.
+    spans int32 [T] | None: tokens that were scored together, by a teacher with another tokenizer, carry the same number
+    ≥ 0 (−1 off scored ones), and `logprobs` hold their sum in equal shares; None: each token by itself.
+    candidate_ids int32 [N, K] and candidate_logprobs float32 [N, K] | None: per scored token, in order, K tokens that
+    could have stood there (−1 and NaN where there are fewer). Ids None: K is the vocabulary, in order.
+    top1 bool [T] | None: True where the segment's own token is the teacher's most likely one; None: not known.
+    """
+
+    teacher: str
+    logprobs: Float32
+    spans: Int32 | None = None
+    candidate_ids: Int32 | None = None
+    candidate_logprobs: Float32 | None = None
+    top1: Bool | None = None
+
+    @property
+    def mask(self) -> Bool:
+        """bool [T]: the scored tokens."""
+        return np.isfinite(self.logprobs)
+
+    def check(self, segment: Segment) -> None:
+        """Raise `RecordError` unless every stream fits, and only tokens the agent sampled are scored, token 0 never."""
+        where = f"teacher {self.teacher}"
+        length, scored = (len(segment),), self.mask
+        for name in ("logprobs", "spans", "top1"):
+            stream = getattr(self, name)
+            if stream is not None and stream.shape != length:
+                raise RecordError(f"{name} has another length than its segment", where=where)
+        if np.isinf(self.logprobs).any():
+            raise RecordError("a log-probability is infinite", where=where)
+        if scored[0] or (scored & ~segment.agent_mask).any():
+            raise RecordError("a token is scored that the agent did not sample, or that nothing predicts", where=where)
+        if self.spans is not None and not np.array_equal(self.spans >= 0, scored):
+            raise RecordError("spans are not exactly the scored tokens", where=where)
+        self._check_candidates(int(scored.sum()), where)
+
+    def _check_candidates(self, scored: int, where: str) -> None:
+        ids, logprobs = self.candidate_ids, self.candidate_logprobs
+        if logprobs is None:
+            if ids is not None:
+                raise RecordError("candidates without log-probabilities", where=where)
+            return
+        if logprobs.ndim != 2 or logprobs.shape[0] != scored or (ids is not None and ids.shape != logprobs.shape):
+            raise RecordError(f"candidates {list(logprobs.shape)} for {scored} scored tokens", where=where)
+        if ids is not None and not np.array_equal(ids >= 0, np.isfinite(logprobs)):
+            raise RecordError("a candidate lacks its log-probability", where=where)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trained:
     """What training did to one segment: written beside it once its batch is trained.
 
@@ -234,7 +287,10 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One episode's record. `info` holds small per-episode counts (submitted, bad_calls, edits, tests …)."""
+    """One episode's record. `info` holds small per-episode counts (submitted, bad_calls, edits, tests …).
+
+    `scores`: a teacher's, one per segment; empty where no teacher was asked.
+    """
 
     trajectory_id: str
     group_id: str
@@ -253,6 +309,7 @@ class Trajectory:
     info: Mapping[str, float] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
     patch: str = ""
+    scores: tuple[TeacherScores, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", tuple(self.segments))
@@ -269,6 +326,14 @@ class Trajectory:
             raise RecordError("a trajectory has at least one segment", where=where)
         if any(segment.source is not self.source for segment in self.segments):
             raise RecordError("a segment's source differs from its trajectory's", where=where)
+        self._check_scores(where)
+
+    def _check_scores(self, where: str) -> None:
+        """Every segment is scored, or none: of a compressed trajectory no part may be left out."""
+        if self.scores and len(self.scores) != len(self.segments):
+            raise RecordError(f"{len(self.scores)} scores for {len(self.segments)} segments", where=where)
+        for scores, segment in zip(self.scores, self.segments, strict=False):
+            scores.check(segment)
 
     @property
     def agent_tokens(self) -> int:

@@ -23,7 +23,11 @@ class TrainSequence(Message, frozen=True, kw_only=True):
 
     * policy gradient: `pg_mask` bool [T], `advantages` float32 [T], `behaviour_logprobs` float32 [T];
     * cross-entropy: `ce_weights` float32 [T], None where no demonstration is trained;
-    * divergence to a teacher: `teacher_logprobs` float32 [T] and `teacher_weights` float32 [T], None without teacher.
+    * divergence to a teacher: `teacher_logprobs` float32 [T] and `teacher_weights` float32 [T], None without teacher;
+      `teacher_spans` int32 [T], None where each token is scored by itself: those of one number ≥ 0 are scored together;
+      `candidate_logprobs` float32 [N, K], the teacher's, of K tokens that could stand at each of the N positions of
+      teacher weight > 0, in order, with their `candidate_ids` int32 [N, K] (−1 and NaN where there are fewer; ids None:
+      K is the vocabulary, in order); None where the divergence is of the sampled token alone.
 
     Position t of every stream speaks of *token t* (the one predicted from tokens < t), so token 0 is never trained.
     `update` in [0, Batch.updates) is the optimizer step that trains it.
@@ -41,6 +45,9 @@ class TrainSequence(Message, frozen=True, kw_only=True):
     ce_weights: np.ndarray | None = None
     teacher_logprobs: np.ndarray | None = None
     teacher_weights: np.ndarray | None = None
+    teacher_spans: np.ndarray | None = None
+    candidate_ids: np.ndarray | None = None
+    candidate_logprobs: np.ndarray | None = None
 
 
 class Batch(Message, frozen=True, kw_only=True):

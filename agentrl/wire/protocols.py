@@ -1,4 +1,4 @@
-"""The seams between rooms: what a sandbox, an environment, a policy client, a teacher and a trainer must answer.
+"""The seams between rooms: what a sandbox, an environment, a policy client and a trainer must answer.
 
 A third party implements one of these in one file and registers it by entry point (`agentrl.envs`,
 `agentrl.teachers`); docs/environments.md shows one whole.
@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from agentrl.trajectory import FinishReason, Segment, Split
+from agentrl.trajectory import FinishReason, Split
 from agentrl.wire.messages import Batch, Saved, StepResult, WeightManifest
 
 EditCommand = Literal["view", "create", "str_replace", "insert", "undo_edit"]
@@ -231,6 +231,16 @@ class Delaying(Protocol):
 
 
 @runtime_checkable
+class Privileged(Protocol):
+    """What an environment may have beside `Environment`: what a teacher is told that is the student itself. Without it
+    that teacher is told the reference patch."""
+
+    def hint(self, task: Task) -> str:
+        """Text that tells how the task is solved. Never shown to the agent."""
+        ...
+
+
+@runtime_checkable
 class TaskCatalog(Protocol):
     """What an environment may have beside `Environment`, for the commands that work on single tasks."""
 
@@ -315,14 +325,6 @@ class PolicyRouter(Protocol):
         """A client for all requests of one trajectory's episode. The server is chosen at the first of them, by KV
         load; leaving the block tells the router that the trajectory holds no KV room any more."""
         ...
-
-
-class Teacher(Protocol):
-    """What scores a student's tokens. float32 [T] log-probabilities aligned with the segment's tokens."""
-
-    name: str
-
-    async def score(self, segment: Segment, *, timeout_s: float) -> np.ndarray: ...
 
 
 class Trainer(Protocol):

@@ -1,1 +1,1 @@
-"""Teachers: what scores a student's own tokens. None is shipped; others register in group `agentrl.teachers`."""
+"""Teachers: what scores a student's own tokens. They are found by entry point, in group `agentrl.teachers`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from fake_teaching import fake_scores, fake_teacher_metrics
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentrl.telemetry.metrics import EventWriter, MetricsWriter
@@ -26,6 +27,7 @@ from agentrl.trajectory.record import (
     Span,
     SpanKind,
     Split,
+    TeacherScores,
     Trained,
     Trajectory,
     TurnTiming,
@@ -50,7 +52,8 @@ PATCH = (
 
 @dataclass(frozen=True)
 class Shape:
-    """How large the fake run is."""
+    """How large the fake run is. Of `teachers` the first scores even groups, the second odd ones; one whose name
+    begins with `other` has another tokenizer."""
 
     steps: int = 12
     groups: int = 4
@@ -61,6 +64,7 @@ class Shape:
     gain: float = 0.30
     schedule: str = "sync"
     load_every_s: float = 1.0
+    teachers: tuple[str, ...] = ()
 
 
 def make_tokenizer() -> Tokenizer:
@@ -118,7 +122,14 @@ advantage = {{ name = "group_std" }}
 loss = {{ name = "ppo_clip", mode = "decoupled" }}
 correction = {{ name = "token-clamp-2", level = "token", action = "clamp", upper = 2.0 }}
 optimizer = {{ learning_rate = 0.0002 }}
-"""
+{_distillation(shape)}"""
+
+
+def _distillation(shape: Shape) -> str:
+    if not shape.teachers:
+        return ""
+    told = ", ".join(f'{{ name = "{name}", model = "models/{name}" }}' for name in shape.teachers)
+    return f'divergence = {{ name = "sampled" }}\n[distill]\nreward_weight = 0.0\nteachers = [{told}]\n'
 
 
 # --- metrics and events ---------------------------------------------------------------------------
@@ -144,6 +155,8 @@ def _write_metrics(run_dir: Path, shape: Shape, rng: np.random.Generator) -> Non
                 for at in np.arange(now - STEP_S, now, shape.load_every_s):
                     emit(EventKind.LOAD, float(at), **_load(shape, (float(at) - now) / STEP_S + 1, rng))
                 row = _step_metrics(shape, step, rng)
+                if shape.teachers:
+                    row |= fake_teacher_metrics(step / shape.steps, shape.teachers)
                 metrics.write(step, row, time=now)
                 emit(EventKind.STEP_FINISHED, now, step=step, metrics=row)
             if step % max(1, shape.steps // 4) == 0:
@@ -250,6 +263,7 @@ class _Maker:
 
     def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator, shape: Shape) -> None:
         self.tokenizer, self.rng, self.shape = tokenizer, rng, shape
+        self.teacher_rng = np.random.default_rng(shape.seed)
 
     def step(self, step: int) -> list[tuple[Trajectory, list[Trained] | None]]:
         """The step's trajectories; the last one of its last group is an infrastructure failure."""
@@ -324,13 +338,15 @@ class _Maker:
         if not reward and self.rng.random() < 0.2:
             kind = OutcomeKind.TRUNCATED_TURNS
         timings = [TurnTiming(0.002, 0.011, 0.31 + 0.1 * self.rng.random(), 0.05 * i) for i in range(3 + compressed)]
+        made = tuple(self._segment(s, step - 1) for s in segments)
         return Trajectory(
             trajectory_id=name,
             group_id=f"s{step:04d}-g{group:02d}",
             task_id=f"generated-{1000 + 17 * step + group}" + (ATTACK if self.shape.hostile else ""),
             environment="swe-gym",
             split=Split.TRAIN,
-            segments=tuple(self._segment(s, step - 1) for s in segments),
+            segments=made,
+            scores=self._scores(made, group),
             outcome=Outcome(kind),
             reward=reward,
             image="agentrl/base",
@@ -340,6 +356,13 @@ class _Maker:
             info={"submitted": float(kind is not OutcomeKind.TRUNCATED_TURNS), "bad_calls": 0.0},
             patch=(PATCH if reward else "") + (ATTACK if self.shape.hostile else ""),
         )
+
+    def _scores(self, segments: tuple[Segment, ...], group: int) -> tuple[TeacherScores, ...]:
+        if not self.shape.teachers:
+            return ()
+        teacher = self.shape.teachers[group % len(self.shape.teachers)]
+        spans = teacher.startswith("other")
+        return tuple(fake_scores(segment, teacher, self.teacher_rng, spans=spans) for segment in segments)
 
     def _broken(self, name: str, step: int, group: int) -> Trajectory:
         return Trajectory(

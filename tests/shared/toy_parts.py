@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.policy import ServerStats, deliver
-from agentrl.trajectory import FinishReason, Purpose, Segment, Span, SpanKind, Split, TurnTiming
+from agentrl.trajectory import FinishReason, Purpose, Segment, Span, SpanKind, Split, TeacherScores, TurnTiming
 from agentrl.wire import (
     Batch,
     ChatMessage,
@@ -23,9 +23,11 @@ from agentrl.wire import (
     Grade,
     SamplingParams,
     Saved,
+    ScoreRequest,
     StepResult,
     Task,
     TrainedSequence,
+    TrainSequence,
     WeightManifest,
 )
 
@@ -175,6 +177,31 @@ class ToyRouter:
         return [0.0]
 
 
+def _trained(sequence: TrainSequence) -> np.ndarray:
+    weights = sequence.teacher_weights
+    return sequence.pg_mask if weights is None else sequence.pg_mask | (weights > 0)
+
+
+@dataclass
+class ToyTeacher:
+    """Scores that depend on tokens and position alone; `before` runs ahead of each and may raise or wait."""
+
+    name: str = "toy"
+    before: Callable[[ScoreRequest], Awaitable[None]] | None = None
+    asked: list[str] = field(default_factory=list)
+
+    async def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> list[str]:
+        return []
+
+    async def score(self, request: ScoreRequest, *, timeout_s: float) -> TeacherScores:
+        self.asked.append(f"{request.trajectory_id}/{request.index}")
+        if self.before is not None:
+            await self.before(request)
+        ids = request.segment.token_ids.tolist()
+        logprobs = [-(1 + number(ids[: t + 1], "teacher") % 9) / 8 for t in range(len(ids))]
+        return TeacherScores(self.name, np.where(request.mask, np.array(logprobs, np.float32), np.float32(np.nan)))
+
+
 @dataclass
 class ToyTrainer:
     """Weights are one number; a checkpoint is one JSON file, written whole."""
@@ -193,7 +220,10 @@ class ToyTrainer:
             float((s.advantages * s.behaviour_logprobs * s.token_ids)[s.pg_mask].sum(dtype=np.float64))
             for s in batch.sequences
         ]
-        loss = sum(terms) / sum(int(s.pg_mask.sum()) for s in batch.sequences)
+        taught = [s for s in batch.sequences if s.teacher_weights is not None]
+        gaps = [s.teacher_weights * (s.teacher_logprobs - s.behaviour_logprobs) * s.token_ids for s in taught]
+        loss = sum(terms) / max(1, sum(int(s.pg_mask.sum()) for s in batch.sequences))
+        loss += sum(float(gap.sum(dtype=np.float64)) for gap in gaps) / max(1, sum(map(len, gaps)))
         self.batches.append(batch)
         self.losses.append(loss)
         self.weights = round(self.weights * 0.9 + loss * 0.01 + 0.05, 12)
@@ -205,8 +235,8 @@ class ToyTrainer:
                 TrainedSequence(
                     trajectory_id=s.trajectory_id,
                     segment=s.segment,
-                    weights=s.pg_mask.astype(np.float32),
-                    mask=s.pg_mask,
+                    weights=_trained(s).astype(np.float32),
+                    mask=_trained(s),
                 )
                 for s in batch.sequences
             ),
@@ -257,7 +287,9 @@ class ToyEpisode:
     submits: bool = True
     hang: bool = False
 
-    async def __call__(self, task: Task, sandbox: Any, *, trajectory_id: str, on_turn: Any) -> ToyResult:
+    async def __call__(
+        self, task: Task, sandbox: Any, *, trajectory_id: str, on_turn: Any, on_sealed: Any
+    ) -> ToyResult:
         if self.hang and task.split is Split.TRAIN:
             await asyncio.sleep(3600)
         segments = []
@@ -275,6 +307,7 @@ class ToyEpisode:
                     np.concatenate([np.full(2, -1, np.int32), found.versions]),
                 )
             )
+            on_sealed(turn, segments[-1])
         stop = "submitted" if self.submits else "tokens"
         info = {"submitted": float(self.submits), "bad_calls": 0.0}
         return ToyResult(segments, [TurnTiming()] * len(segments), stop, info)

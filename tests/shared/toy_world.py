@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from toy_parts import Crash, ToyEnvironment, ToyEpisode, ToyPolicy, ToyPool, ToyRouter, ToyTrainer
+from recorded_runs import TINY
+from toy_parts import Crash, ToyEnvironment, ToyEpisode, ToyPolicy, ToyPool, ToyRouter, ToyTeacher, ToyTrainer
 
 from agentrl.config import RunConfig
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.rollout.driver import Limits
 from agentrl.rollout.engine import RolloutEngine
+from agentrl.rollout.scoring import Scorer
 from agentrl.run import loop
 from agentrl.run.folder import RunFolder, open_run_folder
 from agentrl.run.load import LoadMeter
 from agentrl.run.placement import Placement
+from agentrl.run.recorded import RecordedRun
 from agentrl.run.recorder import Recorder
 from agentrl.run.resume import Start
 from agentrl.run.services import Services
@@ -105,6 +108,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def _recorded(config: RunConfig) -> RecordedRun | None:
+    source = config.distill.from_run
+    return None if source is None else RecordedRun.open(source, model=TINY, config=config)
+
+
 @dataclass
 class World:
     """One run folder and the sittings in it. After `crash_at` ticks of a sitting it crashes."""
@@ -116,6 +124,7 @@ class World:
     submits: bool = True
     hang: bool = False  # no rollout of the training ever ends
     process: Any = None
+    teacher: ToyTeacher | None = None
     servers: tuple[Any, ...] = ()
     crash_at: int | None = None
     on_tick: Callable[[str, int], None] | None = None
@@ -180,8 +189,9 @@ class World:
                 servers=self.servers,
                 submits=self.submits,
                 hang=self.hang,
+                scorer=None if self.teacher is None else Scorer({"toy": self.teacher}, timeout_s=5),
             )
-            run = loop.prepare_run(config, folder, recorder, services, buffer, start)
+            run = loop.prepare_run(config, folder, recorder, services, buffer, start, _recorded(config))
             await loop.train(run)
             self.waiting = [group.group_id for group in buffer.waiting()]
             return run

@@ -2,7 +2,7 @@
 // The table of trajectories: sorted by a click on a head, filtered as one types, a page of lines at a time.
 agentrl.table = (host, rows, runs, link) => {
   const { el, percent, count } = agentrl;
-  const [RUN, ID, STEP, TASK, SPLIT, REWARD, OUTCOME, TURNS, TOKENS, SHARE, VERSION, TRAINED] = rows.length ? rows[0].keys() : Array(12).keys();
+  const [RUN, ID, STEP, TASK, SPLIT, REWARD, OUTCOME, TURNS, TOKENS, SHARE, VERSION, TRAINED, DISTANCE] = rows.length ? rows[0].keys() : Array(13).keys();
   const PAGE = 100;
   const number = (value) => (value === null ? "–" : String(value));
   const columns = [
@@ -17,7 +17,8 @@ agentrl.table = (host, rows, runs, link) => {
     ["agent share", SHARE, (row) => percent(row[SHARE], 0), "num"],
     ["oldest version", VERSION, (row) => number(row[VERSION]), "num"],
     ["trained", TRAINED, (row) => (row[TRAINED] ? "yes" : "no"), "word"],
-  ].filter((column) => column[0] !== "run" || runs.length > 1);
+    ["teacher kl", DISTANCE, (row) => (row[DISTANCE] === null ? "–" : row[DISTANCE].toFixed(3)), "num"],
+  ].filter(([name]) => (name !== "run" || runs.length > 1) && (name !== "teacher kl" || rows.some((row) => row[DISTANCE] !== null)));
 
   let sortBy = STEP, descending = true, shown = PAGE;
   const search = el("input", "search", null, { type: "search", placeholder: "task or trajectory id", "aria-label": "filter by task or id" });

@@ -13,7 +13,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
     "advantage": { stream: "advantages", scale: (v) => [Math.min(1, Math.abs(v) / 2), v >= 0 ? "plus" : "minus"], legend: ["none", "strong"] },
     "weight": { stream: "weights", scale: (v) => [Math.min(1, Math.abs(Math.log2(Math.max(v, 1e-3)))), v >= 1 ? "plus" : "minus"], legend: ["1", "2× or ½"] },
     "version": { stream: "versions", scale: (v) => [versions.length < 2 ? 0.3 : 0.12 + 0.88 * versions.indexOf(v) / (versions.length - 1), "age"], legend: ["oldest", "newest"] },
-    "teacher": { stream: "teacher_logprobs", legend: ["agrees", "disagrees"] },
+    "teacher": { stream: "teacher_gap", scale: (v) => [Math.min(1, Math.abs(v) / 4), v >= 0 ? "plus" : "minus"], legend: ["teacher: less likely", "more likely"] },
   };
   const versions = [...new Set(page.segments.flatMap((s) => s.versions || []).filter((v) => v !== null))].sort((a, b) => a - b);
   const has = (stream) => page.segments.some((segment) => segment[stream]);
@@ -22,10 +22,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
 
   const strength = (segment, at) => {
     const value = segment[MODES[mode].stream] ? segment[MODES[mode].stream][at] : null;
-    if (value === null || value === undefined) return null;
-    if (mode !== "teacher") return MODES[mode].scale(value);
-    const gap = segment.logprobs ? value - segment.logprobs[at] : value;
-    return [Math.min(1, Math.abs(gap) / 4), gap >= 0 ? "plus" : "minus"];
+    return value === null || value === undefined ? null : MODES[mode].scale(value);
   };
 
   // Control and direction-changing characters as escapes, so that they are seen and not obeyed.
@@ -37,6 +34,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
     const piece = at in segment.cut ? segment.cut[at] : vocab[segment.ids[at]];
     return piece === undefined ? "⟨" + segment.ids[at] + "⟩" : piece;
   };
+  const nameOf = (id) => (vocab[id] === undefined ? "⟨" + id + "⟩" : vocab[id]);
 
   const spans = [];
   const agentTokens = page.segments.reduce((n, s) => n + s.spans.reduce((m, [kind, , , a, b]) => m + (kind === "agent" ? b - a : 0), 0), 0);
@@ -59,6 +57,8 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
       fact("source", page.source),
       fact("temperature", String(page.temperature)),
       ...(page.teacher ? [fact("teacher", page.teacher)] : []),
+      ...(page.teacher_kl === null ? [] : [fact("distance to it", page.teacher_kl.toFixed(3) + " nats per token")]),
+      ...(page.teacher_agreement === null ? [] : [fact("its first choice", percent(page.teacher_agreement, 1) + " of tokens")]),
       ...Object.entries(page.info)
         .filter(([name]) => name !== "turns") // shown above
         .map(([name, value]) => fact(name.replaceAll("_", " "), typeof value === "number" ? String(Number(value.toFixed(2))) : String(value))),
@@ -72,7 +72,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
     page.has_text ? null : el("p", "note warn", "This run folder has no tokenizer/tokenizer.json: tokens are shown as their ids."),
   ]);
 
-  const tokenNode = (segment, number, at, agentAt, kind) => {
+  const tokenNode = (segment, number, at, agentAt, kind, purpose, turn) => {
     const id = segment.ids[at], piece = pieceOf(segment, at);
     const node = el("span", "t", null);
     if (specials.has(id)) node.classList.add("special");
@@ -82,7 +82,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
     if (text.includes("\n") && !text.replaceAll("\n", "").trim()) {
       node.append(el("i", "nl", "↵".repeat(text.split("\n").length - 1)), text);
     } else node.append(text);
-    spans.push({ node, segment, number, at, agentAt, kind });
+    spans.push({ node, segment, number, at, agentAt, kind, purpose, turn });
     node.dataset.i = spans.length - 1;
     return node;
   };
@@ -105,7 +105,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
       }
       const label = kind === "agent" ? "agent · " + purpose : kind;
       const text = el("div", "flow");
-      for (let at = start; at < stop; at++) text.append(tokenNode(segment, number, at, kind === "agent" ? agentAt++ : null, kind));
+      for (let at = start; at < stop; at++) text.append(tokenNode(segment, number, at, kind === "agent" ? agentAt++ : null, kind, purpose, spanTurn));
       blocks.push(el("div", "span " + kind + (purpose === "summarise" ? " summarise" : ""), [el("div", "who", [label, el("small", "", stop - start + " tokens")]), text]));
     }
     const name = `segment ${number + 1} of ${page.segments.length}`;
@@ -135,6 +135,7 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
           button.addEventListener("click", () => { mode = name; shade(); });
           return button;
         })),
+        ...(mode === "teacher" && disagreements ? [disagreements.stepper] : []),
         el("span", "key", [MODES[mode].legend[0], el("i", "ramp " + (mode === "log-probability" ? "surprise" : mode === "version" ? "age" : "both")), MODES[mode].legend[1]]),
       ])
     );
@@ -149,13 +150,19 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
     const row = (name, text) => [el("dt", "", name), el("dd", "", text)];
     const rows = [...row("token id", String(segment.ids[at])), ...row("position", `${at} of segment ${number + 1}`), ...row("kind", kind)];
     if (kind === "agent") {
-      const lp = value("logprobs"), trained = value("trained_mask"), teacher = value("teacher_logprobs");
+      const lp = value("logprobs"), trained = value("trained_mask"), teacher = value("teacher_logprobs"), first = value("teacher_top1");
       rows.push(...row("log-probability", lp === null ? "none" : `${lp.toFixed(4)}  (p = ${Math.exp(lp).toPrecision(3)})`));
       rows.push(...row("version", value("versions") === null ? "none" : String(value("versions"))));
       rows.push(...row("advantage", value("advantages") === null ? "none" : signed(value("advantages"))));
       rows.push(...row("weight", value("weights") === null ? "none" : String(value("weights"))));
       rows.push(...row("trained", trained === null ? "no" : trained ? "yes" : "no, masked"));
-      if (teacher !== null) rows.push(...row("teacher", teacher.toFixed(4)));
+      if (teacher !== null) {
+        const together = value("teacher_spans") === null ? "" : ", its share of tokens scored together";
+        rows.push(...row("teacher", `${teacher.toFixed(4)}  (p = ${Math.exp(teacher).toPrecision(3)})${together}`));
+        rows.push(...row("teacher − student", signed(value("teacher_gap").toFixed(4)) + (together && ", of all of them")));
+      }
+      if (first !== null) rows.push(...row("its first choice", first ? "yes" : "no"));
+      for (const [id, logprob] of (segment.preferred || {})[at] || []) rows.push(...row("it prefers", `"${visible(nameOf(id)).replaceAll("\n", "↵")}"  ${percent(Math.exp(logprob), 1)}`));
     }
     const cut = at in segment.cut ? el("p", "", "part of a character that is cut between tokens") : null;
     tip.replaceChildren(el("code", "", JSON.stringify(visible(pieceOf(segment, at)))), cut || "", el("dl", "", rows));
@@ -177,6 +184,18 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
   tokens.addEventListener("click", show);
   tokens.addEventListener("mouseleave", () => { tip.hidden = true; });
 
+  // Shows entries first…last in the middle of the window, shaded by the teacher.
+  const jump = (first, last) => {
+    mode = "teacher";
+    shade();
+    for (const { node } of spans) node.classList.remove("here");
+    for (const { node } of spans.slice(first, last + 1)) node.classList.add("here");
+    spans[first].node.scrollIntoView({ block: "center" });
+    tell(spans[first]);
+    place(spans[first].node);
+  };
+  const disagreements = agentrl.disagreements(spans, (entry) => visible(pieceOf(entry.segment, entry.at)), (id) => visible(nameOf(id)), jump);
+
   const patch = page.patch ? el("details", "card patch", [
     el("summary", "", "patch"),
     el("pre", "", page.patch.trimEnd().split("\n").map((line) => el("span", line.startsWith("+") ? "add" : line.startsWith("-") ? "del" : line.startsWith("@@") ? "hunk" : "", visible(line) + "\n"))),
@@ -186,5 +205,5 @@ agentrl.trajectory = (host, page, vocab, special, mates, link) => {
 
   const empty = page.segments.length ? null : el("p", "note", "Nothing was sampled before this episode's machine failed.");
   shade();
-  host.replaceChildren(...[head, patch, bar, tokens, empty, tip].filter(Boolean));
+  host.replaceChildren(...[head, patch, disagreements && disagreements.card, bar, tokens, empty, tip].filter(Boolean));
 };

@@ -14,8 +14,8 @@ from agentrl_envs.swe_gym.row_family import RowFamily
 
 
 class SweGymEnvironment:
-    """Satisfies `agentrl.wire.Environment`, `TaskCatalog` and `Delaying`. `ConfigError` and `DatasetError` come from
-    the constructor.
+    """Satisfies `agentrl.wire.Environment`, `TaskCatalog`, `Delaying` and `Privileged`. `ConfigError` and
+    `DatasetError` come from the constructor.
 
     `expert` plays generated tasks; None for real rows, which have none.
     """
@@ -27,7 +27,9 @@ class SweGymEnvironment:
         self._latency = parsed.latency
         self._family: GeneratedFamily | RowFamily
         if parsed.dataset == GENERATED:
-            self._family = GeneratedFamily(environment=self.name, image=parsed.image or BASE_IMAGE)
+            self._family = GeneratedFamily(
+                environment=self.name, image=parsed.image or BASE_IMAGE, families=parsed.families
+            )
         else:
             self._family = RowFamily(environment=self.name, options=parsed)
 
@@ -82,3 +84,7 @@ class SweGymEnvironment:
 
     def reference_patch(self, task: Task) -> str:
         return self._family.reference_patch(task)
+
+    def hint(self, task: Task) -> str:
+        """What solves the task: a row's patch, the changed lines of a generated task."""
+        return self._family.hint(task)

@@ -28,6 +28,9 @@ class SweGymOptions(BaseModel):
     dataset: str = Field(
         GENERATED, min_length=1, description="generated, a .jsonl or .parquet file, a folder of them, or a hub name"
     )
+    families: tuple[Literal["functions", "settings"], ...] = Field(
+        ("functions",), min_length=1, description="of generated tasks; tasks of several families alternate"
+    )
     hub_split: str = Field("train", description="which split of a hub data set")
     bundles: Path | None = Field(None, description="folder of git bundles; None: the folder of each data set file")
     split_file: Path | None = Field(None, description="JSON with the ids of train, fresh and unseen")
@@ -78,9 +81,9 @@ class SweGymOptions(BaseModel):
         if self.dataset == GENERATED:
             idle, reason = sorted(self.model_fields_set & set(_OF_ROWS)), "with dataset `generated`"
         elif is_file:
-            idle, reason = sorted(self.model_fields_set & {"hub_split"}), "with a data set file"
+            idle, reason = sorted(self.model_fields_set & {"hub_split", "families"}), "with a data set file"
         else:
-            idle, reason = [], ""
+            idle, reason = sorted(self.model_fields_set & {"families"}), "with rows"
         if self.split_file is not None:
             clash = sorted(self.model_fields_set & {"fresh_fraction", "unseen_repos"})
             idle, reason = (idle, reason) if idle else (clash, "beside split_file")
@@ -91,6 +94,8 @@ class SweGymOptions(BaseModel):
         if idle:
             names = ", ".join(f"environment.{key}" for key in idle)
             raise ValueError(f"{names}: no effect {reason}; remedy: remove it")
+        if len(set(self.families)) < len(self.families):
+            raise ValueError("environment.families names one family twice; remedy: name each once")
         return self
 
 

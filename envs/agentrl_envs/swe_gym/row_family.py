@@ -228,6 +228,9 @@ class RowFamily:
     def reference_patch(self, task: Task) -> str:
         return _row(task).patch
 
+    def hint(self, task: Task) -> str:
+        return _row(task).patch
+
 
 def _row(task: Task) -> Row:
     return msgspec.convert(task.data, Row)

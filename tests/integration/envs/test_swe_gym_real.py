@@ -117,13 +117,13 @@ def test_attacks_on_a_generated_task_earn_nothing() -> None:
     """K45, and an endless loop ends by the tests' own limit of CPU time: 0, not a failure of the machine."""
     environment = SweGymEnvironment({})
     task = environment.tasks(Split.FRESH, start=3, count=1)[0]
-    files, module = task.data["files"], task.data["module"]
+    files, module = task.data["files"], task.data["file"]
     more = {
         "own hidden test": {"test_hidden.py": "def test_1(): pass\n"},
         "a folder in the hidden test's place": {"test_hidden.py/__init__.py": ""},
         "endless loop": {"PACKAGE": "while True: pass\n"},
     }
-    function = task.data["function"]
+    function = task.data["broken"]
     equal = f"\n\nclass A(int):\n    __eq__ = lambda s, o: True\n\n\ndef {function}(*_, **__):\n    return A()\n"
 
     async def work(pool: SandboxPool) -> None:
@@ -236,18 +236,49 @@ async def play(sandbox: Sandbox, environment: SweGymEnvironment, task: Task, rng
     return observations
 
 
+def test_attacks_on_the_settings_family_earn_nothing() -> None:
+    """K45: code that answers in the settings file's place, a reader that is changed, a module that stands in for the
+    standard library's."""
+    environment = SweGymEnvironment({"families": ["settings"]})
+
+    async def work(pool: SandboxPool) -> None:
+        for task in environment.tasks(Split.FRESH, start=0, count=4):
+            files, file = task.data["files"], task.data["file"]
+            module, copy = file.split(".")[0] + ".py", f"honest_{file}"
+            around = {
+                **files,
+                copy: task.data["solution"],
+                module: files[module].replace(f"'{file}'", f"'{copy}'"),
+            }
+            mends = f"\n\nopen({file!r}, 'w').write({task.data['solution']!r})\n"
+            for name, after in {
+                "another file": around,
+                "json": {**around, "json.py": "load = loads = lambda *_, **__: None\n"},
+                "nothing": {**files, module: files[module] + "\n"},
+                "mends as it is imported": {**files, module: files[module] + mends},
+                "gone": {path: text for path, text in files.items() if path != file},
+            }.items():
+                found = await grade(pool, environment, task, make_patch(files, after))
+                assert found.reward == 0.0, name
+            mended = {**files, file: task.data["solution"]}
+            assert (await grade(pool, environment, task, make_patch(files, mended))).reward == 1.0
+
+    with_pool(work)
+
+
 def test_the_perfect_expert_solves_generated_tasks() -> None:
-    """Twelve of each split: grep, view, edit, tests, submit; each change collected and graded in a fresh
-    sandbox."""
-    environment = SweGymEnvironment({})
+    """Twelve of each split, of both families in turn: grep, view, edit, tests, submit; each change collected and graded
+    in a fresh sandbox."""
+    environment = SweGymEnvironment({"families": ["functions", "settings"]})
 
     async def one(pool: SandboxPool, task: Task) -> None:
         async with pool.lease(environment.image(task), timeout_s=120) as sandbox:
             found = await play(sandbox, environment, task, random.Random(0))
             patch = await environment.collect(task, sandbox)
         grep, view, edited, tests = found
-        assert task.data["function"] in grep
-        assert view == task.data["files"][task.data["module"]].rstrip("\n")
+        assert task.data["search"] in grep
+        assert task.data["file"] in grep
+        assert view == task.data["files"][task.data["file"]].rstrip("\n")
         assert (edited, tests) == ("Edited.", ".")
         assert patch == environment.reference_patch(task)
         graded = await grade(pool, environment, task, patch)

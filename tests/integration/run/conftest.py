@@ -194,9 +194,11 @@ class Sitting:
 
 @dataclass
 class Run:
-    """A run folder and its sittings."""
+    """A run folder and its sittings. `first` are words of its first one alone."""
 
     path: Path
+    command: str = "train"
+    first: tuple[str, ...] = ()
 
     def sit(self, *words: str, **env: str) -> Sitting:
         """Start the run, or go on with it."""
@@ -204,8 +206,8 @@ class Run:
             words = ("--resume", *words)
         else:
             settings = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
-            words = ("--preset", "demo", *settings, *words)
-        return Sitting(["train", "swe-gym", "--run-dir", str(self.path), "--plain", *words], dict(env))
+            words = ("--preset", "demo", *settings, *self.first, *words)
+        return Sitting([self.command, "swe-gym", "--run-dir", str(self.path), "--plain", *words], dict(env))
 
 
 @pytest.fixture(scope="session")
@@ -219,6 +221,12 @@ def bubblewrap() -> None:
 def run(bubblewrap: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One run for the tests of a file: every one goes on with what the one before has left."""
     return Run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def taught(bubblewrap: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One distillation for the tests of a file; its teacher is the student's start, in a process of its own."""
+    return Run(tmp_path_factory.mktemp("taught") / "run", "distill", ("--teacher", "transformers:tiny"))
 
 
 @pytest.fixture(scope="session")

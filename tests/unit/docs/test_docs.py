@@ -20,6 +20,7 @@ from agentrl import errors
 from agentrl.agent.tools import TOOLS
 from agentrl.cli.main import app
 from agentrl.config import AlarmConfig, describe, preset_names
+from agentrl.config.distill import parse_teacher
 from agentrl.config.load import load_config, load_warm_start
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.rollout.advantages import advantage_names
@@ -92,10 +93,23 @@ def test_every_command_parses(page: str, line: str, in_prose: bool) -> None:
         load_warm_start(**settings)
     elif found["command"] in ("train", "eval", "rollout"):
         load_config(**settings)
+    elif found["command"] == "distill":
+        load_config(**{**settings, "overrides": distilling(found)})
     elif line.startswith(("agentrl sandbox ", "agentrl bench ")):
         load_config(overrides=found["overrides"])
     else:
         assert found["overrides"] == []
+
+
+def distilling(found: dict[str, Any]) -> list[str]:
+    """What the options of `agentrl distill` mean as settings; a line without a teacher leaves it to the reader."""
+    teachers = [parse_teacher(text) for text in found["teacher"] or ["self"]]
+    words = [f"--distill.teachers={_toml(teachers)}"]
+    given = {key: found[key] for key in ("route", "reward_weight", "from_run") if found[key] is not None}
+    named = found["overrides"][:1] if not "".join(found["overrides"][:1]).startswith("-") else []  # ENV
+    words += [f"--environment.name={name}" for name in named]
+    words += [f"--distill.{key}={value}" for key, value in given.items()]
+    return [*words, *found["overrides"][len(named) :]]
 
 
 def test_a_wrong_command_is_caught() -> None:
@@ -202,6 +216,7 @@ def test_every_setting_has_a_meaning_and_none_has_two() -> None:
         *describe.leaves(describe.WarmStartConfig),
         *describe.leaves(describe.WarmStartStage, "stages."),
         *describe.leaves(describe.RejectionRule, "train.correction.reject."),
+        *describe.leaves(describe.TeacherConfig, "distill.teachers."),
     ]
     described = {key for _, key, field in fields if field.description}
     assert {key for _, key, _ in fields} - described == set(describe.MEANINGS)

@@ -55,7 +55,7 @@ def test_collect_is_what_the_agent_changed(generated: tuple[SweGymEnvironment, T
         sandbox = new_sandbox()
         await environment.prepare(task, sandbox)
         unchanged = await environment.collect(task, sandbox)
-        mended = {task.data["module"]: task.data["solution"].encode(), "new/x.py": b"x = 1"}
+        mended = {task.data["file"]: task.data["solution"].encode(), "new/x.py": b"x = 1"}
         await sandbox.write_files({**mended, "__pycache__/a.pyc": b"\0", "blob": b"\xff\xfe"})
         await sandbox.run("rm pytest.ini", timeout_s=5)
         return unchanged, await environment.collect(task, sandbox)

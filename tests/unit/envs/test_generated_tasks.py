@@ -1,22 +1,23 @@
-"""The generated family: deterministic, disjoint splits, names that shadow nothing, an expert that solves all
+"""Generated functions: deterministic, disjoint splits, names that shadow nothing, an expert that solves all
 of it."""
 
 import random
 import re
 import sys
-from collections.abc import Generator
 from typing import Any
 
 import pytest
+from generated_play import drive, execute, sources
 
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Split
-from agentrl.wire import Task, ToolCall
+from agentrl.wire import Task
 from agentrl_envs.swe_gym import SweGymEnvironment
 from agentrl_envs.swe_gym.diffs import apply_exact
 from agentrl_envs.swe_gym.generated.expert import PROFILES, WARM_START, GeneratedExpert
 from agentrl_envs.swe_gym.generated.names import HELD_LISTS, HELD_NOUNS, HELD_SCALARS
-from agentrl_envs.swe_gym.generated.tasks import HIDDEN_TEST, content_hash, make_task
+from agentrl_envs.swe_gym.generated.problem import HIDDEN_TEST, content_hash
+from agentrl_envs.swe_gym.generated.tasks import make_task
 from agentrl_envs.swe_gym.generated.templates import TEMPLATES
 
 PER_SPLIT = 1000
@@ -26,61 +27,6 @@ PER_SPLIT = 1000
 def tasks() -> dict[Split, list[Task]]:
     environment = SweGymEnvironment({})
     return {split: environment.tasks(split, start=0, count=PER_SPLIT) for split in Split}
-
-
-def modules(task: Task) -> dict[str, str]:
-    return {
-        path: text for path, text in task.data["files"].items() if path.endswith(".py") and not path.startswith("test_")
-    }
-
-
-def execute(task: Task, files: dict[str, str], test: str) -> list[str]:
-    """Names of the tests of file text `test` that do not pass when `files` are the modules."""
-    loaded: dict[str, dict[str, Any]] = {}
-    for path, text in files.items():
-        if path.endswith(".py") and not path.startswith("test_"):
-            loaded[path[:-3]] = {}
-            exec(text, loaded[path[:-3]])  # noqa: S102 - our own templates
-    body = re.sub(
-        r"^from (\w+) import (.*)$",
-        lambda match: "\n".join(f"{name} = LOADED['{match[1]}']['{name}']" for name in match[2].split(", ")),
-        test[test.index("from ") :],  # past the limit of CPU time
-        flags=re.MULTILINE,
-    )
-    namespace: dict[str, Any] = {"LOADED": loaded}
-    exec(body, namespace)  # noqa: S102 - our own templates
-    failed = []
-    for name, function in list(namespace.items()):
-        if name.startswith("test_"):
-            try:
-                function()
-            except Exception:  # an assertion, or whatever a broken function raises
-                failed.append(name)
-    return failed
-
-
-def drive(turns: Generator[ToolCall, str, None], task: Task) -> tuple[list[ToolCall], dict[str, str]]:
-    """Play an expert against in-memory tools; its calls and the files it leaves."""
-    files, calls = dict(task.data["files"]), []
-    call = next(turns)
-    while True:
-        calls.append(call)
-        if call.name == "submit":
-            assert next(turns, None) is None
-            return calls, files
-        observation = ""
-        if call.name == "view":
-            observation = files[call.arguments["path"]]
-        elif call.name == "str_replace":
-            old, new = call.arguments["old_str"], call.arguments["new_str"]
-            path = call.arguments["path"]
-            assert files[path].count(old) == 1, "the expert's old_str must name one place"
-            files[path] = files[path].replace(old, new)
-            observation = "Edited."
-        elif "pytest" in call.arguments["command"]:
-            visible = next(text for name, text in files.items() if name.startswith("test_"))
-            observation = "= FAILURES =" if execute(task, files, visible) else "."
-        call = turns.send(observation)
 
 
 def test_same_arguments_give_the_same_tasks(tasks: dict[Split, list[Task]]) -> None:
@@ -97,7 +43,7 @@ def test_splits_are_disjoint_by_content(tasks: dict[Split, list[Task]]) -> None:
     assert not hashes[Split.TRAIN] & hashes[Split.UNSEEN]
     assert not hashes[Split.FRESH] & hashes[Split.UNSEEN]
     for task in tasks[Split.FRESH][:50]:
-        assert content_hash(modules(task)) == task.data["content_hash"]
+        assert content_hash(sources(task)) == task.data["content_hash"]
 
 
 def test_disjointness_holds_for_any_seeds_by_rule() -> None:
@@ -115,17 +61,17 @@ def test_held_out_words_and_constants(tasks: dict[Split, list[Task]]) -> None:
     word = re.compile(r"[a-z]+")
     for split in (Split.TRAIN, Split.FRESH):
         for task in tasks[split]:
-            for path, text in modules(task).items():
+            for path, text in sources(task).items():
                 code = [line for line in text.splitlines() if '"""' not in line]
                 assert not held & set(word.findall(path + "\n".join(code)))
     for task in tasks[Split.UNSEEN]:
-        assert all(path[:-3] in HELD_NOUNS for path in modules(task))
+        assert all(path[:-3] in HELD_NOUNS for path in sources(task))
 
 
 def test_module_names_shadow_nothing(tasks: dict[Split, list[Task]]) -> None:
     for group in tasks.values():
         for task in group:
-            names = [path[:-3] for path in modules(task)]
+            names = [path[:-3] for path in sources(task)]
             assert not set(names) & (set(sys.stdlib_module_names) | {"pytest", "pluggy", "py", "conftest"})
             assert 1 <= len(names) <= 3
 
@@ -134,11 +80,11 @@ def test_hidden_tests_fail_before_and_pass_after(tasks: dict[Split, list[Task]])
     environment = SweGymEnvironment({})
     for split in Split:
         for task in tasks[split][:150]:
-            before = execute(task, task.data["files"], task.data["hidden_test"])
+            before = execute(task.data["files"], task.data["hidden_test"])
             assert {f"{HIDDEN_TEST}::{name}" for name in before} == set(task.data["fail_to_pass"])
             mended = apply_exact(task.data["files"], environment.reference_patch(task))
             assert mended is not None
-            assert execute(task, mended, task.data["hidden_test"]) == []
+            assert execute(mended, task.data["hidden_test"]) == []
 
 
 def test_a_special_case_for_the_visible_call_is_not_enough(tasks: dict[Split, list[Task]]) -> None:
@@ -161,12 +107,12 @@ def test_what_the_agent_sees_holds_no_hidden_test(tasks: dict[Split, list[Task]]
             "str_replace(path, old_str, new_str), submit()."
         )
         assert user.content == task.data["issue"]
-        assert task.data["function"] in user.content
+        assert task.data["broken"] in user.content
 
 
 def test_every_template_carries_bugs() -> None:
     broken = [make_task(number, Split.TRAIN) for number in range(600)]
-    verbs = {word for task in broken for word in task.function.split("_")}
+    verbs = {word for task in broken for word in task.broken.split("_")}
     assert all(set(template.verbs) & verbs for template in TEMPLATES)
     assert len(TEMPLATES) == 20
     assert all(3 <= len(t.mutations) + len(t.wrong_signatures) <= 6 for t in TEMPLATES)
@@ -177,7 +123,7 @@ def test_the_perfect_expert_solves_everything(tasks: dict[Split, list[Task]]) ->
     for split in Split:
         for task in tasks[split][:200]:
             calls, files = drive(expert.turns(task, rng=random.Random(task.id), profile="perfect"), task)
-            assert execute(task, files, task.data["hidden_test"]) == []
+            assert execute(files, task.data["hidden_test"]) == []
             assert [call.name for call in calls] == ["bash", "view", "str_replace", "bash", "submit"]
 
 
@@ -200,10 +146,10 @@ def test_an_object_that_equals_everything_passes_no_hidden_test(
 ) -> None:
     """K45."""
     for task in tasks[Split.TRAIN][:10]:
-        module, function = task.data["module"], task.data["function"]
+        module, function = task.data["file"], task.data["broken"]
         lying = LYING.replace("BASE", base).replace("NAME", function).replace("WRAPPED", wrap)
         files = {**task.data["files"], module: task.data["solution"] + lying}
-        failed = execute(task, files, task.data["hidden_test"])
+        failed = execute(files, task.data["hidden_test"])
         assert {f"{HIDDEN_TEST}::{name}" for name in failed} >= set(task.data["fail_to_pass"])
 
 
@@ -241,7 +187,7 @@ def test_profiles_solve_their_share(tasks: dict[Split, list[Task]], profile: str
     expert, rng, solved, longest = GeneratedExpert(), random.Random(3), 0, 0
     for task in tasks[Split.TRAIN][:300]:
         calls, files = drive(expert.turns(task, rng=rng, profile=profile), task)
-        solved += not execute(task, files, task.data["hidden_test"])
+        solved += not execute(files, task.data["hidden_test"])
         longest = max(longest, len(calls))
     assert low <= solved / 300 <= high
     assert longest <= 10, "the turn cap of the small policy"

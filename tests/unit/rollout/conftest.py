@@ -194,14 +194,18 @@ class ToyEpisode:
     temperature: float = 1.0
     version: int = 0
 
-    async def __call__(self, task: Task, sandbox: Any, *, trajectory_id: str, on_turn: Any) -> ToyResult:
+    async def __call__(
+        self, task: Task, sandbox: Any, *, trajectory_id: str, on_turn: Any, on_sealed: Any
+    ) -> ToyResult:
         on_turn(0, "sampling")
         if self.hook is not None:
             await self.hook(trajectory_id)
         await asyncio.sleep(0)
         info = {"submitted": float(self.stop == "submitted"), "bad_calls": 0.0}
         turn = TurnTiming(decode_s=0.5, tool_s=0.25)
-        return ToyResult((make_segment(version=self.version),), (turn,), self.stop, info)
+        segment = make_segment(version=self.version)
+        on_sealed(0, segment)
+        return ToyResult((segment,), (turn,), self.stop, info)
 
 
 def make_request(group_id: str = "g0", size: int = 1, index: int = 0) -> GroupRequest:

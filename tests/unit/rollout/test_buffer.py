@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.errors import DiskFullError, RecordError, RunFolderError
 from agentrl.rollout.buffer import GroupBuffer
+from agentrl.rollout.groups import GroupResult
+from agentrl.trajectory import TeacherScores
 
 
 def names(groups: list[Any]) -> list[str]:
@@ -39,6 +44,25 @@ def test_a_group_comes_back_as_it_was(tmp_path: Path, toys: Any) -> None:
     assert found.versions == group.versions
     assert found.trajectories[0].segments[0].same_as(group.trajectories[0].segments[0])
     assert found.trajectories[1].outcome == group.trajectories[1].outcome
+
+
+def test_a_teachers_scores_wait_with_their_group(tmp_path: Path, toys: Any) -> None:
+    """A resumed run does not ask the teacher again."""
+    member = toys.trajectory("g0", 0)
+    (segment,) = member.segments
+    mask = segment.agent_mask
+    logprobs = np.where(mask, -1.25, np.nan).astype(np.float32)
+    ids = np.full((int(mask.sum()), 2), 9, np.int32)
+    scores = TeacherScores("big", logprobs, None, ids, np.full(ids.shape, -0.75, np.float32), mask)
+    group = GroupResult("g0", "task", 0, (replace(member, scores=(scores,)), toys.trajectory("g0", 1)))
+    with GroupBuffer(tmp_path / "b.sqlite") as buffer:
+        buffer.put(group)
+    with GroupBuffer(tmp_path / "b.sqlite") as buffer:
+        (found,) = buffer.waiting()
+    (read,) = found.trajectories[0].scores
+    assert (read.teacher, read.spans, found.trajectories[1].scores) == ("big", None, ())
+    for name in ("logprobs", "candidate_ids", "candidate_logprobs", "top1"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(scores, name))
 
 
 def test_k49_rows_settled_after_the_checkpoint_are_taken_back(tmp_path: Path, toys: Any) -> None:
@@ -137,3 +161,13 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"this is not a database" * 100)
     with pytest.raises(RunFolderError, match="no database"):
         GroupBuffer(path)
+
+
+def test_a_group_larger_than_a_row_may_be_is_a_typed_error(tmp_path: Path, toys: Any) -> None:
+    """A teacher's whole vocabulary for long rollouts; SQLite's own limit is 10⁹ bytes."""
+    with GroupBuffer(tmp_path / "b.sqlite") as buffer:
+        buffer._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2000)
+        with pytest.raises(RecordError, match="too large for the buffer") as caught:
+            buffer.put(toys.group("g0"))
+        assert "distill.top_k" in caught.value.remedy
+        assert buffer.waiting() == []

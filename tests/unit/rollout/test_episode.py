@@ -48,7 +48,7 @@ def test_turns_are_told_and_an_aborted_request_goes_on_with_its_turn(toys: Any) 
 
     async def run_agent(*, policy: Any, sampling: SamplingParams, request_id: str, **rest: Any) -> Any:
         assert policy.max_model_len == 64
-        assert rest.keys() == {"task", "sandbox"}
+        assert rest.keys() == {"task", "sandbox", "on_sealed"}
         for part in range(3):
             await policy.generate([1], sampling, request_id=f"{request_id}.{part}", timeout_s=1)
         return "result"
@@ -60,7 +60,9 @@ def test_turns_are_told_and_an_aborted_request_goes_on_with_its_turn(toys: Any) 
         seen.append((turn, doing))
 
     sandbox: Any = None
-    result: Any = asyncio.run(episode(request.task, sandbox, trajectory_id="g0-1", on_turn=on_turn))
+    result: Any = asyncio.run(
+        episode(request.task, sandbox, trajectory_id="g0-1", on_turn=on_turn, on_sealed=lambda *_: None)
+    )
     assert result == "result"
     assert episode.temperature == 0.7
     assert policy.requests == ["g0-1.0", "g0-1.1", "g0-1.2"]
@@ -82,7 +84,13 @@ def test_an_episode_is_one_session_however_it_ends(toys: Any, fails: bool) -> No
         episode = AgentEpisode(run_agent, router, SamplingParams(max_tokens=4))
         sandbox: Any = None
         with pytest.raises(SandboxDeadError) if fails else contextlib.nullcontext():
-            await episode(toys.request().task, sandbox, trajectory_id="g0-1", on_turn=lambda turn, doing: None)
+            await episode(
+                toys.request().task,
+                sandbox,
+                trajectory_id="g0-1",
+                on_turn=lambda turn, doing: None,
+                on_sealed=lambda *_: None,
+            )
 
     asyncio.run(scenario())
     assert (router.open, router.seen) == (set(), ["g0-1"])

@@ -101,11 +101,13 @@ def test_a_rollout_that_goes_on_turn_by_turn_is_not_stuck(toys: Any) -> None:
     class Long:
         temperature = 1.0
 
-        async def __call__(self, task: Any, sandbox: Any, *, trajectory_id: str, on_turn: Any) -> Any:
+        async def __call__(self, task: Any, sandbox: Any, *, trajectory_id: str, on_turn: Any, on_sealed: Any) -> Any:
             for turn in range(8):
                 on_turn(turn, "sampling")
                 await asyncio.sleep(0.1)
-            return await toys.Episode()(task, sandbox, trajectory_id=trajectory_id, on_turn=on_turn)
+            return await toys.Episode()(
+                task, sandbox, trajectory_id=trajectory_id, on_turn=on_turn, on_sealed=on_sealed
+            )
 
     async def scenario() -> GroupResult:
         made = RolloutEngine(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_parts import Crash, ToyEnvironment, ToyPool, ToyTrainer, number
+from toy_parts import Crash, ToyEnvironment, ToyPool, ToyTeacher, ToyTrainer, number
 from toy_world import SETTINGS, AuditedScheduler, World
 
 from agentrl.run import loop
@@ -35,6 +35,7 @@ def toy() -> Any:
         Environment = ToyEnvironment
         number = staticmethod(number)
         Pool = ToyPool
+        Teacher = ToyTeacher
         Trainer = ToyTrainer
 
     return Names

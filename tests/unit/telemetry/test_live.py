@@ -9,7 +9,16 @@ import time
 import pytest
 
 from agentrl.telemetry.live import LiveDisplay
-from agentrl.telemetry.live_state import COLUMNS, LiveState, Row, fitting_columns, load_text, plain_line
+from agentrl.telemetry.live_state import (
+    COLUMNS,
+    TEACHER_COLUMNS,
+    LiveState,
+    Row,
+    columns_of,
+    fitting_columns,
+    load_text,
+    plain_line,
+)
 from agentrl.wire import Event, EventKind
 
 METRICS = {
@@ -196,6 +205,37 @@ def test_columns_drop_by_rank() -> None:
     assert fitting_columns(500) == COLUMNS
     assert [column.header for column in fitting_columns(24)] == ["step", "solve", "fresh"]
     assert len(fitting_columns(1)) == 2
+
+
+TAUGHT = {
+    "solve/train": 0.4,
+    "teacher/scored_tokens": 900.0,
+    "teacher/kl": 0.2346,
+    "teacher/top1_agreement": 0.875,
+    "teacher/busy_fraction": 0.41,
+    "teacher/wait_fraction": 0.034,
+}
+
+
+def test_a_teachers_columns_are_there_where_one_has_scored() -> None:
+    plain, taught = Row(1, {"solve/train": 0.4}), Row(2, TAUGHT)
+    assert columns_of([plain]) == COLUMNS
+    shown = columns_of([plain, taught])
+    assert set(shown) - set(COLUMNS) == set(TEACHER_COLUMNS)
+    assert [column.header for column in fitting_columns(24, shown)] == ["step", "solve", "fresh"]
+    assert "t-kl" in [column.header for column in fitting_columns(40, shown)]
+    assert [column.cell(taught) for column in TEACHER_COLUMNS] == ["0.235", "88%", "41/3%", "–"]
+    assert plain_line(taught, 9) == (
+        "step 2/9 · solve 40% · teacher kl 0.235 · teacher agrees 88% · teacher busy/waited for 41/3%"
+    )
+
+
+def test_the_table_shows_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Event(kind=EventKind.STEP_FINISHED, time=0, data={"step": 7, "metrics": METRICS | TAUGHT})
+    monkeypatch.setitem(globals(), "events", lambda: [step])
+    screen = final_screen(painted(monkeypatch, 120, 1))
+    assert screen[0].split()[:8] == ["step", "solve", "fresh", "unseen", "reward", "t-kl", "top1", "t-b/w"]
+    assert screen[1].split()[4:8] == ["0.41", "0.235", "88%", "41/3%"]
 
 
 def test_plain_line_leaves_out_what_was_not_measured() -> None:

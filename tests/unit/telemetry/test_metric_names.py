@@ -8,13 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fake_teaching import fake_teacher_metrics
 
 from agentrl.config import AlarmConfig
-from agentrl.telemetry import alarms, charts, live_state, schedule_charts
+from agentrl.telemetry import alarms, charts, live_state, schedule_charts, teacher_charts
 from agentrl.telemetry.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
-NAME = re.compile(r'"([a-z_]+/[a-z_]+)"')
+NAME = re.compile(r'"([a-z_]+/[a-z_\d]+|teacher/[a-z_]+/[a-z_]+)"')
 
 
 def documented() -> set[str]:
@@ -38,7 +39,7 @@ def test_the_page_spells_names_out() -> None:
     assert {"solve/fresh_n", "correction/ess", "time/tail_s", "entropy", "groups/too_few_valid"} <= documented()
 
 
-@pytest.mark.parametrize("module", [charts, schedule_charts, live_state, alarms])
+@pytest.mark.parametrize("module", [charts, schedule_charts, teacher_charts, live_state, alarms])
 def test_everything_shown_is_documented(module: ModuleType) -> None:
     assert module.__file__ is not None
     assert named_in(Path(module.__file__)) - documented() == set()
@@ -50,7 +51,8 @@ def test_every_alarm_is_documented() -> None:
 
 def test_everything_measured_is_documented() -> None:
     """The literal names in the code that measures."""
-    sources = ["rollout/metrics.py", "rollout/fairness.py", "run/load.py", "run/steps.py", "run/loop.py"]
+    rollout = ["rollout/metrics.py", "rollout/fairness.py", "rollout/teaching.py", "rollout/scoring.py"]
+    sources = [*rollout, "run/load.py", "run/steps.py", "run/loop.py"]
     measured = {name for source in sources for name in named_in(ROOT / "agentrl" / source)}
     assert len(measured) > 30
     assert measured - documented() == set()
@@ -59,3 +61,5 @@ def test_everything_measured_is_documented() -> None:
 def test_the_fake_run_measures_what_a_real_one_does(run_dir: Path) -> None:
     names = {name for row in read_metrics(run_dir / "metrics.jsonl") for name in row.values}
     assert names - documented() == set()
+    assert fake_teacher_metrics(0.5, ("teacher",)).keys() - documented() == set()
+    assert "teacher/kl/<teacher>" in documented()

@@ -52,7 +52,7 @@ def test_policy_names_exactly_our_scripts(tmp_path: Path, run_dir: Path) -> None
     page = written(tmp_path, run_dir)
     named = set(re.findall(r"'sha256-([^']+)'", page.split("<title>")[0]))
     code = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert len(code) == 6
+    assert len(code) == 7
     assert {base64.b64encode(hashlib.sha256(c.encode()).digest()).decode() for c in code} == named
 
 

@@ -30,10 +30,13 @@ def _make_sequence(
     pg: bool = True,
     ce: bool = False,
     teacher: bool = False,
+    candidates: int = 0,
+    spans: bool = False,
     **streams: np.ndarray,
 ) -> TrainSequence:
     """A random sequence whose agent tokens are about half of the tokens after the first; NaN off the agent's
-    tokens."""
+    tokens. `candidates`: K of each scored token, the vocabulary where K is its size; `spans`: a scored token shares
+    its span with a scored neighbour."""
     draw = np.random.default_rng(seed)
     agent = draw.random(length) < 0.5
     agent[0] = False
@@ -49,9 +52,34 @@ def _make_sequence(
         "teacher_logprobs": np.where(agent, -3.0, np.nan).astype(np.float32) if teacher else None,
         "teacher_weights": agent.astype(np.float32) if teacher else None,
     }
+    if candidates:
+        values |= _candidates(draw, int(agent.sum()), candidates)
+    if spans:
+        values["teacher_spans"] = _spans(agent)
     values |= streams
     name = trajectory_id or f"t{seed}"
     return TrainSequence(trajectory_id=name, group_id="g", segment=0, update=update, **values)
+
+
+def _candidates(draw: np.random.Generator, scored: int, k: int) -> dict[str, np.ndarray | None]:
+    """A random distribution per scored token, given for its K random candidates, the last one missing at every other
+    token."""
+    logits = draw.normal(0, 2, (scored, VOCABULARY))
+    logprobs = (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+    if k == VOCABULARY:
+        return {"candidate_ids": None, "candidate_logprobs": logprobs}
+    ids = np.argsort(draw.random((scored, VOCABULARY)), axis=-1)[:, :k].astype(np.int32)
+    found = np.take_along_axis(logprobs, ids, axis=-1)
+    if k > 1:
+        ids[::2, -1], found[::2, -1] = -1, np.nan
+    return {"candidate_ids": ids, "candidate_logprobs": found}
+
+
+def _spans(scored: np.ndarray) -> np.ndarray:
+    """Neighbours 2i and 2i + 1 in one span where both are scored; numbers with gaps, −1 off the scored tokens."""
+    at = np.arange(len(scored))
+    alone = ~np.roll(scored, -1)[at // 2 * 2] | ~scored[at // 2 * 2]
+    return np.where(scored, np.where(alone, 3 * at, 3 * (at // 2 * 2)), -1).astype(np.int32)
 
 
 def _make_batch(sequences: list[TrainSequence], *, updates: int = 1, step: int = 1, temperature: float = 1.0) -> Batch:

@@ -12,6 +12,7 @@ from thread_ranks import rank_contract, run_ranks
 from agentrl.config import (
     CheckpointConfig,
     CorrectionConfig,
+    DivergenceConfig,
     LossConfig,
     OptimizerConfig,
     RejectionRule,
@@ -140,6 +141,35 @@ def test_k31_any_number_of_ranks_trains_what_one_trains(
     for rank_weights in found:
         assert torch.equal(rank_weights, found[0])
         torch.testing.assert_close(rank_weights, expected, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["sampled", "reverse_kl", "forward_kl", "jsd"])
+@pytest.mark.parametrize("correction", ["clamp", "rejecting"])
+def test_k31_every_divergence_too(toy_model, make_sequence, make_batch, tmp_path, name, correction):
+    """K31: candidates of several widths, spans and a discount; one sequence is not scored at all."""
+    shape = {"spans": True} if name == "sampled" else {}
+    widths = (1, 0, 5, 48, 3, 5) if name != "sampled" else (0,) * 6
+    sequences = [
+        make_sequence(length=6 + 3 * i, seed=i, update=i % 2, pg=i % 3 == 0, teacher=i != 1, candidates=k, **shape)
+        if i != 1
+        else make_sequence(length=20, seed=i, update=1)
+        for i, k in enumerate(widths)
+    ]
+    config = settings_of(
+        correction=correction,
+        tokens_per_microbatch=64,
+        divergence=DivergenceConfig(
+            name=name, clamp=0.1 if name == "jsd" else 1.5, **({"discount": 0.9} if name == "sampled" else {})
+        ),
+    )
+    shared = {"model": lambda: toy_model(double=True), "folder": tmp_path, "config": config}
+    alone, (expected,) = train_all([make_batch(sequences, updates=2)], size=1, **shared)
+    assert 0 < alone[0].metrics["teacher/clamped_fraction"] <= 1
+    for size in (2, 3):
+        together, found = train_all([make_batch(sequences, updates=2)], size=size, **shared)
+        assert_same(alone, together)
+        for rank_weights in found:
+            torch.testing.assert_close(rank_weights, expected, atol=EXACT, rtol=0)
 
 
 def test_k31_float32_too(toy_model, make_sequence, make_batch, tmp_path):

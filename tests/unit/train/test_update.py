@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config import CorrectionConfig, LossConfig, RejectionRule
+from agentrl.config import CorrectionConfig, DivergenceConfig, LossConfig, RejectionRule
 from agentrl.train.correction import preset
 from agentrl.train.logprobs import check_head, token_logprobs
 from agentrl.train.losses import Counts
@@ -23,7 +23,13 @@ MODES = ("decoupled", "bypass")
 
 def objective(*, name="ppo_clip", mode="decoupled", correction="token-clamp-2", temperature=1.0, old=None) -> Objective:
     found = preset(correction) if isinstance(correction, str) else correction
-    return Objective(loss=LossConfig(name=name, mode=mode), correction=found, temperature=temperature, old=old or {})
+    return Objective(
+        loss=LossConfig(name=name, mode=mode),
+        correction=found,
+        temperature=temperature,
+        old=old or {},
+        divergence=DivergenceConfig(),
+    )
 
 
 def gradient(model, sequences, goal: Objective, *, budget: int = 10_000, pad_id: int = 0):

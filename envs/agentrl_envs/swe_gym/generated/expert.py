@@ -1,7 +1,7 @@
 """A scripted expert for generated tasks: only its actions are scripted, every observation is the sandbox's
 own.
 
-It looks for the broken function, views its module, edits, runs the tests, and submits. Profiles mix in what
+It looks for what is broken, views its file, edits, runs the tests, and submits. Profiles mix in what
 real policies do badly (submitting without a fix, a wrong edit that nobody tests), because a start that fails
 by shared bad choices is one that reinforcement learning can improve.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from agentrl.errors import ConfigError
 from agentrl.wire import Task, ToolCall
-from agentrl_envs.swe_gym.generated.tasks import GeneratedTask
+from agentrl_envs.swe_gym.generated.problem import GeneratedTask
 
 TEST_COMMAND = "python -m pytest"
 
@@ -34,6 +34,7 @@ class Profile:
 
 PROFILES = {
     "perfect": Profile(right=1.0, test=1.0),
+    "thorough": Profile(right=0.95, test=1.0),
     "careful": Profile(right=0.92, test=0.9),
     "sloppy": Profile(right=0.35, test=0.6, no_fix=0.1, retry=0.5),
     "submit_without_fix": Profile(right=1.0, test=1.0, no_fix=1.0),
@@ -46,14 +47,14 @@ _TRIES = 2
 
 @dataclass(slots=True)
 class _Editor:
-    """The expert's own picture of the module: its text, and the broken function's lines as they stand."""
+    """The expert's own picture of the file: its text, and the lines around the fault as they stand."""
 
     task: GeneratedTask
     text: str = field(init=False)
     lines: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.text = self.task.files[self.task.module]
+        self.text = self.task.files[self.task.file]
         self.lines = list(self.task.bad)
 
     def wrong_lines(self) -> list[int]:
@@ -71,7 +72,7 @@ class _Editor:
         new = "\n".join([*self.lines[start:at], line]).lstrip()
         self.text = self.text.replace(old, new, 1)
         self.lines[at] = line
-        return ToolCall(name="str_replace", arguments={"path": self.task.module, "old_str": old, "new_str": new})
+        return ToolCall(name="str_replace", arguments={"path": self.task.file, "old_str": old, "new_str": new})
 
 
 class GeneratedExpert:
@@ -95,8 +96,8 @@ class GeneratedExpert:
 
 
 def _turns(task: GeneratedTask, rng: random.Random, profile: Profile) -> Generator[ToolCall, str, None]:
-    yield _bash(f'grep -rn "def {task.function}" .')
-    yield ToolCall(name="view", arguments={"path": task.module})
+    yield _bash(f'grep -rn "{task.search}" .')
+    yield ToolCall(name="view", arguments={"path": task.file})
     if rng.random() >= profile.no_fix:
         editor = _Editor(task)
         for _ in range(_TRIES):
@@ -124,5 +125,5 @@ def _right_edits(editor: _Editor) -> list[tuple[int, str]]:
 
 
 def _wrong_edit(editor: _Editor, rng: random.Random) -> list[tuple[int, str]]:
-    """A plausible mutation of the function that is not there yet and does not mend it."""
+    """A plausible mutation that is not there yet and does not mend it."""
     return [rng.choice([(at, line) for at, line in editor.task.mutations if editor.lines[at] != line])]

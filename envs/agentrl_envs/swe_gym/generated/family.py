@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,13 +20,16 @@ from agentrl.wire import ChatMessage, Grade, Sandbox, Task
 from agentrl_envs.swe_gym.archives import entering, pack
 from agentrl_envs.swe_gym.diffs import apply_exact, make_patch
 from agentrl_envs.swe_gym.generated.expert import GeneratedExpert
-from agentrl_envs.swe_gym.generated.tasks import HIDDEN_TEST, GeneratedTask, make_task
+from agentrl_envs.swe_gym.generated.problem import HIDDEN_TEST, GeneratedTask
+from agentrl_envs.swe_gym.generated.tasks import FAMILIES, make_task
 from agentrl_envs.swe_gym.grade_program import SECTION_FILES, is_configuration, pytest_settings
 from agentrl_envs.swe_gym.grading import run_grade_program
 from agentrl_envs.swe_gym.prompts import short_prompt
 from agentrl_envs.swe_gym.verdict import judge
 
-_TASK_ID = re.compile(rf"generated-({'|'.join(split.value for split in Split)})-(\d{{1,12}})")
+# A task of the first family was there before there were others, and its id does not name it.
+_ID_WORDS = {family: "generated" if family == "functions" else family for family in FAMILIES}
+_TASK_ID = re.compile(rf"({'|'.join(_ID_WORDS.values())})-({'|'.join(split.value for split in Split)})-(\d{{1,12}})")
 _SEED_STRIDE = 50_000
 _TEST_TIMEOUT_S = 60.0
 _COLLECT_TIMEOUT_S = 60.0
@@ -51,38 +54,44 @@ _TEST_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 class GeneratedFamily:
-    """Tasks made from seeds; nothing is read from disk."""
+    """Tasks made from seeds; nothing is read from disk. Tasks of several `families` alternate."""
 
     grade_unsubmitted = False
 
-    def __init__(self, *, environment: str, image: str) -> None:
+    def __init__(self, *, environment: str, image: str, families: Sequence[str]) -> None:
         self._environment = environment
         self._image = image
+        self._families = tuple(families)
         self.expert = GeneratedExpert()
 
     def tasks(self, split: Split, *, start: int, count: int, seed: int) -> list[Task]:
         """Endless in every split. Seeds of different `seed` arguments are 50,000 apart."""
-        return [self._task(split, seed * _SEED_STRIDE + index) for index in range(start, start + count)]
+        numbers = range(seed * _SEED_STRIDE + start, seed * _SEED_STRIDE + start + count)
+        return [self._task(self._families[number % len(self._families)], split, number) for number in numbers]
 
     def find(self, task_id: str) -> Task:
-        """The task `generated-<split>-<number>`. Raises `DatasetError` for another id."""
+        """The task `generated-<split>-<number>` or `settings-<split>-<number>`, whatever the families. Raises
+        `DatasetError` for another id."""
         found = _TASK_ID.fullmatch(task_id)
         if found is None:
             splits = ", ".join(split.value for split in Split)
             raise DatasetError(
                 f"there is no task {task_id!r}",
                 where="environment (swe-gym), dataset `generated`",
-                remedy=f"write generated-SPLIT-NUMBER, as in generated-fresh-0; splits are {splits}",
+                remedy=f"write {' or '.join(f'{word}-SPLIT-NUMBER' for word in _ID_WORDS.values())}, as in "
+                f"generated-fresh-0; splits are {splits}",
             )
-        return self._task(Split(found[1]), int(found[2]))
+        family = next(family for family, word in _ID_WORDS.items() if word == found[1])
+        return self._task(family, Split(found[2]), int(found[3]))
 
     def every(self) -> None:
         """There is no end of generated tasks."""
         return
 
-    def _task(self, split: Split, number: int) -> Task:
-        data = msgspec.to_builtins(make_task(number, split))
-        return Task(id=f"generated-{split.value}-{number}", environment=self._environment, split=split, data=data)
+    def _task(self, family: str, split: Split, number: int) -> Task:
+        data = msgspec.to_builtins(make_task(number, split, family=family))
+        name = f"{_ID_WORDS[family]}-{split.value}-{number}"
+        return Task(id=name, environment=self._environment, split=split, data=data)
 
     def tool_names(self, task: Task) -> tuple[str, ...]:
         return ("bash", "view", "str_replace", "submit")
@@ -145,7 +154,7 @@ class GeneratedFamily:
     async def _lay_out(self, content: GeneratedTask, task: Task, sandbox: Sandbox, patch: str) -> str | None:
         """The tree to be tested, in the sandbox; how the patch went on, or None where it did not."""
         visible = {
-            path: text for path, text in content.files.items() if path != content.module and path.startswith("test_")
+            path: text for path, text in content.files.items() if path != content.file and path.startswith("test_")
         }
         tests = {**visible, HIDDEN_TEST: content.hidden_test}
         changed = apply_exact(content.files, patch) if patch.strip() else dict(content.files)
@@ -158,7 +167,14 @@ class GeneratedFamily:
 
     def reference_patch(self, task: Task) -> str:
         content = _content(task)
-        return make_patch(content.files, {**content.files, content.module: content.solution})
+        return make_patch(content.files, {**content.files, content.file: content.solution})
+
+    def hint(self, task: Task) -> str:
+        """File, wrong lines and right ones: shorter than the patch, for a small window."""
+        content = _content(task)
+        changed = [(bad, good) for bad, good in zip(content.bad, content.good, strict=True) if bad != good]
+        lines = [line for bad, good in changed for line in (f"-{bad}", *(f"+{new}" for new in good.split("\n")))]
+        return "\n".join([f"Fix in {content.file}:", *lines])
 
 
 def _content(task: Task) -> GeneratedTask:

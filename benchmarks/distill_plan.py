@@ -1,0 +1,220 @@
+"""What `benchmarks/distill.py` runs: teachers to build, and runs of `agentrl train` and `agentrl distill`, by case.
+
+All students begin with the shipped policy, have one policy server and one trainer (`async`), and are evaluated on the
+same fresh tasks at temperature 1, before and after. Evaluations in between would run beside the rollouts of an `async`
+run and lengthen its steps, so the kept checkpoints are evaluated afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.distill import parse_teacher
+from agentrl.config.load import load_config
+from agentrl.errors import ConfigError
+from agentrl.run.bench_plan import BenchRun
+from agentrl.run.folder import is_run_folder
+
+CASES = ("rl", "kinds", "two-teachers", "cross-tokenizer", "offline")
+MIN_TASKS = 512
+ENVIRONMENT = "swe-gym"
+FAMILIES = ("functions", "settings")
+BOTH_FAMILIES = '--environment.families=["functions", "settings"]'
+# The fastest schedule that `agentrl bench schedules` measures on two devices.
+RL_WORDS = ("--rollout.schedule=async", "--placement.replicas=1", "--placement.ranks=1")
+KINDS = ("transformers", "vllm")
+KIND_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherModel:
+    """A teacher: built by `agentrl sft --preset PRESET` into `folder`, or given."""
+
+    name: str
+    preset: str
+    folder: Path
+    given: bool
+
+    def command(self) -> list[str]:
+        """The words after `agentrl` that build it."""
+        return ["sft", ENVIRONMENT, "--preset", self.preset, "--out", str(self.folder)]
+
+
+PRESETS = {"teacher": "tiny-teacher", "settings": "tiny-teacher-settings", "other": "tiny-teacher-other"}
+
+
+@dataclass(frozen=True, slots=True)
+class StudentRun(BenchRun):
+    """One run. `schedule` is its part in the case; `options` are those that are no dotted ones (`--teacher …`)."""
+
+    case: str
+    verb: str
+    preset: str
+    options: tuple[str, ...]
+
+    def command(self) -> list[str]:
+        """The words after `agentrl` that start the run, or go on with it where it was begun."""
+        place = ["--run-dir", str(self.folder), "--plain"]
+        if is_run_folder(self.folder):
+            return [self.verb, ENVIRONMENT, *place, "--resume"]
+        return [self.verb, ENVIRONMENT, "--preset", self.preset, *place, *self.options, *self.words]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the command line says. In case `rl` a checkpoint of distillation is evaluated `every` deliveries, one of RL
+    every fourth time as many, as it takes several times as many of them. `extra` dotted options hold for every run that
+    distils."""
+
+    work: Path
+    seeds: tuple[int, ...]
+    tasks: int
+    kind: str
+    given: dict[str, Path]
+    every: int = 2
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Teachers by name, and runs in the order in which they are run."""
+
+    choice: Choice
+    teachers: dict[str, TeacherModel]
+    runs: tuple[StudentRun, ...]
+
+    def of(self, case: str, part: str | None = None) -> list[StudentRun]:
+        """A case's runs, or those of one part, by seed."""
+        return [run for run in self.runs if run.case == case and part in (None, run.schedule)]
+
+    def curve(self, run: StudentRun) -> dict[int, tuple[Path, Path]]:
+        """By step: the checkpoints of a run that are evaluated afterwards, and the folder of that evaluation."""
+        if run.case != "rl":
+            return {}
+        every = run.config.checkpoint.every_steps
+        place = self.choice.work / "curves"
+        return {
+            step: (run.folder / "checkpoints" / f"step_{step:06d}", place / f"{run.name}-step{step:06d}")
+            for step in range(every, run.config.steps, every)
+        }
+
+
+def make_plan(choice: Choice, only: Sequence[str] = ()) -> Plan:
+    """The runs of the cases that `only` names; of all where it names none.
+
+    Raises `ConfigError` for a case that there is not, too few tasks, or settings that cannot be.
+    """
+    cases = only or CASES
+    if unknown := [case for case in cases if case not in CASES]:
+        raise ConfigError(f"no case {unknown[0]!r}", where="--only", remedy=f"one of {', '.join(CASES)}")
+    if choice.tasks < MIN_TASKS:
+        raise ConfigError(
+            f"{choice.tasks} tasks say too little", where="--tasks", remedy=f"{MIN_TASKS} or more, as the result claims"
+        )
+    maker = _Maker(choice)
+    every = [run for case in CASES if case in cases for run in maker.runs(case)]
+    runs = {run.folder: run for run in every}  # what `offline` learns from is a run of `rl`
+    return Plan(choice, maker.used, tuple(runs.values()))
+
+
+class _Maker:
+    """Makes runs, and notes which teachers they need."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+        self.used: dict[str, TeacherModel] = {}
+
+    def runs(self, case: str) -> list[StudentRun]:
+        """A case's runs."""
+        seeds = self._choice.seeds
+        if case == "rl":
+            more = _kept(self._choice.every)
+            return [run for seed in seeds for run in (self._distill(case, "distill", seed, more=more), self._rl(seed))]
+        if case == "kinds":
+            return [self._kind(kind) for kind in KINDS]
+        if case == "two-teachers":
+            return self._two_teachers(seeds[0])
+        if case == "cross-tokenizer":
+            return [self._distill(case, "other", seeds[0], "other", more=("--distill.align=bytes",))]
+        recorded = self._choice.work / f"rl-seed{seeds[0]}"
+        return [self._rl(seeds[0]), self._distill(case, "recorded", seeds[0], options=("--from-run", str(recorded)))]
+
+    def _two_teachers(self, seed: int) -> list[StudentRun]:
+        """The mixture of both families, taught by both teachers and by either alone."""
+        case = "two-teachers"
+        both = ("--route", "family", "--teacher", self._spec("settings", "settings"))
+        return [
+            self._distill(case, "both", seed, "teacher", "functions", options=both, more=(BOTH_FAMILIES,)),
+            self._distill(case, "functions", seed, "teacher", more=(BOTH_FAMILIES,)),
+            self._distill(case, "settings", seed, "settings", more=(BOTH_FAMILIES,)),
+        ]
+
+    def _rl(self, seed: int) -> StudentRun:
+        words = (*RL_WORDS, *_kept(4 * self._choice.every), *self._evaluation())
+        return self._run("rl", "rl", seed, "train", "demo", (), words)
+
+    def _kind(self, kind: str) -> StudentRun:
+        """A short run that says how fast a kind of teacher is here; evaluated so little that it says no more."""
+        words = (f"--steps={KIND_STEPS}", "--eval.every-steps=0", "--eval.fresh-tasks=32", "--eval.unseen-tasks=0")
+        options = ("--teacher", self._spec("teacher", kind=kind))
+        return self._run("kinds", kind, self._choice.seeds[0], "distill", "distill", options, words)
+
+    def _distill(
+        self,
+        case: str,
+        part: str,
+        seed: int,
+        teacher: str = "teacher",
+        name: str = "",
+        *,
+        options: tuple[str, ...] = (),
+        more: tuple[str, ...] = (),
+    ) -> StudentRun:
+        given = ("--teacher", self._spec(teacher, name), *options)
+        words = (*more, *self._evaluation(), *self._choice.extra)
+        return self._run(case, part, seed, "distill", "distill", given, words)
+
+    def _evaluation(self) -> tuple[str, ...]:
+        return (f"--eval.fresh-tasks={self._choice.tasks}", "--eval.unseen-tasks=0", "--eval.every-steps=0")
+
+    def _spec(self, teacher: str, name: str = "", *, kind: str | None = None) -> str:
+        """`[NAME=]KIND:FOLDER` of a teacher, which is needed then."""
+        given = self._choice.given.get(teacher)
+        folder = given or self._choice.work / f"model-{teacher}"
+        self.used[teacher] = TeacherModel(teacher, PRESETS[teacher], folder, given is not None)
+        return f"{f'{name}=' if name else ''}{kind or self._choice.kind}:{folder}"
+
+    def _run(
+        self,
+        case: str,
+        part: str,
+        seed: int,
+        verb: str,
+        preset: str,
+        options: tuple[str, ...],
+        words: tuple[str, ...],
+    ) -> StudentRun:
+        prefix = "" if case in ("rl", part) else f"{case}-"
+        folder = self._choice.work / f"{prefix}{part}-seed{seed}"
+        words = (*words, f"--seed={seed}")
+        config = load_config(preset=preset, overrides=[*_dotted(options), *words], run_dir=str(folder))
+        return StudentRun(part, seed, words, config, case, verb, preset, options)
+
+
+def _kept(every: int) -> tuple[str, ...]:
+    """The checkpoints of `Plan.curve`."""
+    return (f"--checkpoint.every-steps={every}", "--checkpoint.keep=1000")
+
+
+def _dotted(options: Sequence[str]) -> list[str]:
+    """The command's own options as the settings that they stand for."""
+    found, teachers = [], []
+    for key, value in zip(options[::2], options[1::2], strict=True):
+        if key == "--teacher":
+            table = parse_teacher(value)
+            teachers.append("{" + ", ".join(f'{name} = "{part}"' for name, part in table.items()) + "}")
+        else:
+            found.append(f"--distill.{key.removeprefix('--')}={value}")
+    return [*found, *([f"--distill.teachers=[{', '.join(teachers)}]"] if teachers else [])]

@@ -1,0 +1,62 @@
+"""A frozen vLLM server of our own as a source: token ids in, prompt log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from agentrl.errors import PolicyDeadError, PolicyError, TeacherDeadError, TeacherError, TeacherRequestError
+from agentrl.policy import VllmClient
+from agentrl.wire import ChatMessage, TokenScores
+from agentrl_teachers.folder_text import FolderText
+
+_T = TypeVar("_T")
+
+
+class VllmSource:
+    """The server behind `client`; its tokenizer and template are read from the model's folder."""
+
+    def __init__(self, client: VllmClient, text: FolderText, *, name: str) -> None:
+        self._client = client
+        self._text = text
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def max_model_len(self) -> int:
+        return self._client.max_model_len
+
+    async def score(
+        self, token_ids: Sequence[int], *, top_k: int, timeout_s: float, positions: np.ndarray | None = None
+    ) -> TokenScores:
+        return await self._told(self._client.score(token_ids, top_k=top_k, timeout_s=timeout_s, positions=positions))
+
+    async def encode(self, text: str, *, timeout_s: float) -> list[int]:
+        return self._text.encode(text)
+
+    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
+        return self._text.token_bytes(token_ids)
+
+    async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
+        return self._text.open_chat(messages)
+
+    async def _told(self, asked: Awaitable[_T]) -> _T:
+        """What went wrong, as a teacher's errors."""
+        try:
+            return await asked
+        except PolicyError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: PolicyError) -> TeacherError:
+        if isinstance(error, PolicyDeadError):
+            return TeacherDeadError(
+                error.what,
+                where=error.where,
+                remedy=f"logs/teacher-{self._name}.log says why it ended; then start the run again with --resume",
+            )
+        return TeacherRequestError(error.what, where=error.where, remedy=error.remedy)
