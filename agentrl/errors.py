@@ -180,6 +180,11 @@ class TeacherRefusedError(TeacherRequestError):
     """The teacher refused a segment for what it is (too long, a token it does not know): asking again is useless."""
 
 
+class SegmentUnfitError(TeacherRefusedError):
+    """The segment itself cannot be scored (it does not fit the teacher's window, or there is nothing to tell of its
+    task): it is left unscored, and its rollout stays."""
+
+
 class TeacherUnfitError(ConfigError):
     """The teacher cannot teach this student: another tokenizer, too short a window, no log-probabilities, …"""
 

@@ -7,7 +7,7 @@ run and lengthen its steps, so the kept checkpoints are evaluated afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,16 @@ from agentrl.run.bench_plan import BenchRun
 from agentrl.run.folder import is_run_folder
 
 CASES = ("rl", "kinds", "two-teachers", "cross-tokenizer", "offline")
+DEFAULT_CASES = tuple(case for case in CASES if case != "kinds")
 MIN_TASKS = 512
 ENVIRONMENT = "swe-gym"
-FAMILIES = ("functions", "settings")
 BOTH_FAMILIES = '--environment.families=["functions", "settings"]'
 # The fastest schedule that `agentrl bench schedules` measures on two devices.
 RL_WORDS = ("--rollout.schedule=async", "--placement.replicas=1", "--placement.ranks=1")
+RL_EVERY = 8
+"""Deliveries between the points of RL's curve."""
+RL_FINEST = 2
+"""… in the stretch in which its level was reached. A delivery has twice the rollouts of distillation's."""
 KINDS = ("transformers", "vllm")
 KIND_STEPS = 8
 
@@ -64,33 +68,37 @@ class StudentRun(BenchRun):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the command line says. In case `rl` a checkpoint of distillation is evaluated `every` deliveries, one of RL
-    every fourth time as many, as it takes several times as many of them. `extra` dotted options hold for every run that
-    distils."""
+    """What the command line says. `extra` dotted options hold for every run that distils."""
 
     work: Path
     seeds: tuple[int, ...]
     tasks: int
     kind: str
     given: dict[str, Path]
-    every: int = 2
     extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Teachers by name, and runs in the order in which they are run."""
+    """Teachers by name, the runs of all cases (what there is of them is read), and those of them that are `chosen`, in
+    the order in which they are run."""
 
     choice: Choice
     teachers: dict[str, TeacherModel]
     runs: tuple[StudentRun, ...]
+    chosen: tuple[StudentRun, ...]
 
     def of(self, case: str, part: str | None = None) -> list[StudentRun]:
         """A case's runs, or those of one part, by seed."""
         return [run for run in self.runs if run.case == case and part in (None, run.schedule)]
 
+    def needed(self) -> list[TeacherModel]:
+        """The teachers of the chosen runs."""
+        models = {teacher.model for run in self.chosen for teacher in run.config.distill.teachers}
+        return [teacher for teacher in self.teachers.values() if str(teacher.folder) in models]
+
     def curve(self, run: StudentRun) -> dict[int, tuple[Path, Path]]:
-        """By step: the checkpoints of a run that are evaluated afterwards, and the folder of that evaluation."""
+        """By step: the checkpoints of a run that may be evaluated afterwards, and the folder of that evaluation."""
         if run.case != "rl":
             return {}
         every = run.config.checkpoint.every_steps
@@ -102,21 +110,43 @@ class Plan:
 
 
 def make_plan(choice: Choice, only: Sequence[str] = ()) -> Plan:
-    """The runs of the cases that `only` names; of all where it names none.
+    """All runs, and of them those of the cases that `only` names; of `DEFAULT_CASES` where it names none.
 
-    Raises `ConfigError` for a case that there is not, too few tasks, or settings that cannot be.
+    Raises `ConfigError` for a case that there is not, too few tasks, settings that cannot be, or a work folder with
+    runs of another plan.
     """
-    cases = only or CASES
-    if unknown := [case for case in cases if case not in CASES]:
+    wanted = only or DEFAULT_CASES
+    if unknown := [case for case in wanted if case not in CASES]:
         raise ConfigError(f"no case {unknown[0]!r}", where="--only", remedy=f"one of {', '.join(CASES)}")
     if choice.tasks < MIN_TASKS:
         raise ConfigError(
             f"{choice.tasks} tasks say too little", where="--tasks", remedy=f"{MIN_TASKS} or more, as the result claims"
         )
     maker = _Maker(choice)
-    every = [run for case in CASES if case in cases for run in maker.runs(case)]
-    runs = {run.folder: run for run in every}  # what `offline` learns from is a run of `rl`
-    return Plan(choice, maker.used, tuple(runs.values()))
+    by_case: dict[str, list[StudentRun]] = {}
+    for case in CASES:
+        try:
+            by_case[case] = maker.runs(case)
+        except ConfigError:
+            # Further options that this case cannot have: it is left out unless it is wanted, or begun without them.
+            if case in wanted or any(map(is_run_folder, choice.work.glob(f"{case}-*seed*"))):
+                raise
+    runs = {run.folder: run for planned in by_case.values() for run in planned}  # `offline` needs a run of `rl`
+    _refuse_others(choice.work, runs)
+    chosen = {run.folder for case in wanted for run in by_case[case]}
+    every = tuple(runs.values())
+    return Plan(choice, maker.used, every, tuple(run for run in every if run.folder in chosen))
+
+
+def _refuse_others(work: Path, known: Collection[Path]) -> None:
+    """Raise `ConfigError` where a run was begun there that is not planned: its result would be lost."""
+    for folder in sorted(work.glob("*-seed*")):
+        if is_run_folder(folder) and folder not in known:
+            raise ConfigError(
+                f"a run was begun there that this command does not name: {folder.name}",
+                where=str(work),
+                remedy="name all seeds of the comparison (--only chooses its parts), or begin another one (--work DIR)",
+            )
 
 
 class _Maker:
@@ -127,11 +157,11 @@ class _Maker:
         self.used: dict[str, TeacherModel] = {}
 
     def runs(self, case: str) -> list[StudentRun]:
-        """A case's runs."""
+        """A case's runs. RL comes before the distillation that is measured by its level."""
         seeds = self._choice.seeds
         if case == "rl":
-            more = _kept(self._choice.every)
-            return [run for seed in seeds for run in (self._distill(case, "distill", seed, more=more), self._rl(seed))]
+            more = _kept(1)
+            return [run for seed in seeds for run in (self._rl(seed), self._distill(case, "distill", seed, more=more))]
         if case == "kinds":
             return [self._kind(kind) for kind in KINDS]
         if case == "two-teachers":
@@ -152,7 +182,7 @@ class _Maker:
         ]
 
     def _rl(self, seed: int) -> StudentRun:
-        words = (*RL_WORDS, *_kept(4 * self._choice.every), *self._evaluation())
+        words = (*RL_WORDS, *_kept(RL_FINEST), *self._evaluation())
         return self._run("rl", "rl", seed, "train", "demo", (), words)
 
     def _kind(self, kind: str) -> StudentRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 import numpy as np
 
@@ -29,10 +30,21 @@ def format_mask(chat: ChatFormat, segment: Segment) -> np.ndarray:
 
 def _format_tokens(chat: ChatFormat, ids: list[int]) -> list[bool]:
     """One entry per sampled token of a turn."""
-    ends = [len(chat.decode(ids[: count + 1])) for count in range(len(ids))]
-    found = [match.span() for match in _FORMAT[chat.call_format].finditer(chat.decode(ids))]
-    starts = [0, *ends[:-1]]
+    text = chat.decode(ids)
+    ends = _ends(chat, ids, text)
+    inside = bytearray(len(text))
+    for match in _FORMAT[chat.call_format].finditer(text):
+        inside[match.start() : match.end()] = b"\1" * (match.end() - match.start())
     return [
-        token in chat.stop_token_ids or any(first <= start and end <= last for first, last in found)
-        for token, start, end in zip(ids, starts, ends, strict=True)
+        token in chat.stop_token_ids or (end > start and all(inside[start:end]))
+        for token, start, end in zip(ids, [0, *ends[:-1]], ends, strict=True)
     ]
+
+
+def _ends(chat: ChatFormat, ids: list[int], text: str) -> list[int]:
+    """Where each token ends in the text of all of them."""
+    pieces = [chat.decode([token]) for token in ids]
+    if "".join(pieces) == text:
+        return list(accumulate(map(len, pieces)))
+    # A character that several tokens make up is none until the last of them: each prefix must be read for itself.
+    return [len(chat.decode(ids[: count + 1])) for count in range(len(ids))]

@@ -63,10 +63,14 @@ def register(app: typer.Typer) -> None:
         words: list[str] = []
         if teacher:
             tables = [parse_teacher(text) for text in teacher]
-            rows = (", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) for table in tables)
+            rows = (
+                ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
+                for table in tables
+            )
             words.append(f"--distill.teachers=[{', '.join(f'{{ {row} }}' for row in rows)}]")
         given = {"route": route, "reward-weight": reward_weight, "from-run": from_run}
-        words += [f"--distill.{key}={value}" for key, value in given.items() if value is not None]
+        texts = {key: json.dumps(value, ensure_ascii=False) for key, value in given.items() if value is not None}
+        words += [f"--distill.{key}={text}" for key, text in texts.items()]
         return train_command(
             environment=environment or EnvironmentConfig().name,
             preset=preset,

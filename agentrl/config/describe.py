@@ -203,8 +203,8 @@ def page() -> str:
     presets = {kind: ", ".join(f"`{name}`" for name in list_presets(kind)) for kind in ("train", "sft")}
     parts = [
         _HEAD,
-        f"\nPresets of `train` and `eval`: {presets['train']}. Of `sft`: {presets['sft']}.\n",
-        f"\n# `agentrl train` and `agentrl eval`\n\n{table(RunConfig, only=RunConfig)}",
+        f"\nPresets of `train`, `distill` and `eval`: {presets['train']}. Of `sft`: {presets['sft']}.\n",
+        f"\n# `agentrl train`, `agentrl distill` and `agentrl eval`\n\n{table(RunConfig, only=RunConfig)}",
         _sections(RunConfig, ""),
         "\n# `agentrl sft`\n\n`environment`, `sandbox` and `agent` as above, and:\n\n",
         table(WarmStartConfig, only=WarmStartConfig),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -12,8 +13,10 @@ from agentrl.config.base import Model
 from agentrl.errors import ConfigError
 
 _URLS = ("http://", "https://")
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_KIND = re.compile(r"[A-Za-z0-9_.-]+")
 SELF = "self"
+SERVED_LOGPROBS = 64
+"""Most candidates per token that a policy server of ours gives."""
 
 
 class TeacherConfig(Model):
@@ -21,12 +24,27 @@ class TeacherConfig(Model):
     weights, told more than the student is)."""
 
     model: str = Field(min_length=1)
-    name: str = Field("teacher", min_length=1, description="several teachers: the value of `distill.route` it serves")
+    name: str = Field(
+        "teacher",
+        pattern=r"^[^\x00-\x1f\x7f]{1,200}$",
+        description="several teachers: the value of `distill.route` it serves",
+    )
     kind: str = Field(
         "auto",
         description="vllm: a server that is started for it; server: one that runs; transformers: a process of ours; "
         "self; or a kind that is installed; auto: by `model`",
     )
+
+    @model_validator(mode="after")
+    def validate_secrets(self) -> TeacherConfig:
+        if self.model.startswith(_URLS):
+            parts = urlsplit(self.model)
+            if parts.username or parts.password:
+                raise ValueError(
+                    "a teacher's URL holds a name or password, which the run folder would keep; remedy: the "
+                    "environment variable AGENTRL_TEACHER_API_KEY"
+                )
+        return self
 
     @property
     def resolved_kind(self) -> str:
@@ -41,10 +59,10 @@ class TeacherConfig(Model):
 def parse_teacher(text: str) -> dict[str, str]:
     """`[NAME=][KIND:]T` of the command line as the table of a `TeacherConfig`. Raises `ConfigError`."""
     name, equals, rest = text.partition("=")
-    if not equals or not _NAME.fullmatch(name):  # a URL may hold an equals sign
+    if not equals or text.startswith(_URLS) or Path(text).exists():  # these may hold an equals sign
         name, rest = "", text
     kind, colon, model = rest.partition(":")
-    if not colon or rest.startswith(_URLS) or not _NAME.fullmatch(kind):
+    if not colon or rest.startswith(_URLS) or not _KIND.fullmatch(kind):
         kind, model = "", rest
     if not model:
         raise ConfigError(f"{text!r} names no teacher", where="--teacher", remedy="give [NAME=][KIND:]T")
@@ -113,6 +131,11 @@ class DistillConfig(Model):
     def active(self) -> bool:
         return bool(self.teachers)
 
+    @property
+    def started_here(self) -> tuple[TeacherConfig, ...]:
+        """The teachers that take a device of this machine."""
+        return tuple(teacher for teacher in self.teachers if teacher.resolved_kind not in ("server", SELF))
+
     @model_validator(mode="after")
     def validate_effects(self) -> DistillConfig:
         fields = type(self).model_fields
@@ -147,10 +170,19 @@ class DistillConfig(Model):
             raise ValueError("distill.max_model_len is of a server that is started here; remedy: remove it")
         if SELF in kinds and self.align == "bytes":
             raise ValueError("distill.align=bytes has no meaning with teacher `self`; remedy: remove it")
-        if self.support in ("student", "full") and kinds != {"transformers"}:
+        if self.support in ("student", "full") and kinds & {"vllm", "server", SELF}:
             raise ValueError(
                 f"distill.support={self.support} needs teachers that can score any token, and a server gives its own "
                 "most likely ones only; remedy: --teacher transformers:MODEL, or distill.support=teacher"
+            )
+        if self.top_k > SERVED_LOGPROBS and (self.support == "student" or SELF in kinds):
+            raise ValueError(
+                f"distill.top_k ({self.top_k}) exceeds the {SERVED_LOGPROBS} most likely tokens that policy servers "
+                "give; remedy: lower it"
+            )
+        if self.support == "full" and "cache" in changed:
+            raise ValueError(
+                "distill.cache has no effect with distill.support=full: nothing is kept; remedy: remove it"
             )
         if self.support == "full" and "top_k" in changed:
             raise ValueError("distill.top_k has no effect with distill.support=full; remedy: remove it")

@@ -340,6 +340,12 @@ class RunConfig(Model):
                 f"({self.teacher_window}), which must hold a whole segment and one token more; remedy: lower the first "
                 "or raise the second"
             )
+        if self.distill.support == "student" and self.agent.max_tokens >= self.policy.max_model_len:
+            raise ValueError(
+                f"distill.support=student asks the policy servers about whole segments, and agent.max_tokens "
+                f"({self.agent.max_tokens}) is not below policy.max_model_len ({self.policy.max_model_len}); remedy: "
+                "lower the first or raise the second"
+            )
         if self.distill.reward_weight == 0 and self.train.advantage != AdvantageConfig():
             raise ValueError("train.advantage has no effect with distill.reward_weight=0; remedy: remove it")
         if self.distill.reward_weight == 0 and self.train.divergence.name != "sampled":

@@ -154,7 +154,13 @@ class VllmClient:
                 remedy="score between 2 tokens and one less than the window",
             )
         body = score_body(token_ids, request_id=request_id, priority=_SCORE_PRIORITY, top_k=top_k)
-        data = await self._post(_GENERATE, body, request_id=request_id, timeout_s=timeout_s)
+        where = f"request {request_id}, {_GENERATE}"
+
+        def send() -> Coroutine[Any, Any, bytes]:
+            return self._once("POST", _GENERATE, body, where=where)
+
+        # In step with deliveries like any request that the engine computes: closing it ends one that stands still.
+        data = await self._tried(lambda: self.traffic.run(send), timeout_s=timeout_s, where=where)
         return parse_scores(data, token_ids, request_id=request_id, top_k=top_k, positions=positions)
 
     async def stats(self, *, timeout_s: float = _CONTROL_TIMEOUT_S) -> ServerStats:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import agentrl
 from agentrl.config import PolicyConfig
+from agentrl.config.distill import SERVED_LOGPROBS
 from agentrl.errors import ConfigError
 from agentrl.policy.requirement import Device, VllmInstall
 
@@ -106,7 +107,7 @@ def serve_arguments(
         "--logprobs-mode",
         "processed_logprobs",
         "--max-logprobs",
-        "64",
+        str(SERVED_LOGPROBS),
     ]
     arguments += ["--enable-scale-out", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     arguments += ["--worker-extension-cls", "agentrl.policy.worker_extension.PolicyWorkerExtension"]

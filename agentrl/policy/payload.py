@@ -260,7 +260,7 @@ def error_words(data: bytes) -> str:
     text = data.decode(errors="replace").strip()
     try:
         message = msgspec.json.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return text[:_MESSAGE_CHARS]
     if isinstance(message, dict):
         inner = message.get("error", message.get("detail", message))

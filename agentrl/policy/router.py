@@ -98,10 +98,16 @@ class PolicyRouter:
             policy._leave()
 
     async def score(self, token_ids: Sequence[int], *, top_k: int, timeout_s: float) -> TokenScores:
-        """Score tokens by the present weights, at the server that has the least to do. Raises `PolicyError` or
-        `DeadlineError`."""
-        client = min(self.clients, key=lambda client: client.traffic.in_flight.now)
-        return await client.score(token_ids, top_k=top_k, timeout_s=timeout_s)
+        """Score tokens by one version's weights, the present ones, at the server that has the least to do. Raises
+        `PolicyError` or `DeadlineError`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            version = self._version
+            client = min(self.clients, key=lambda client: client.traffic.in_flight.now)
+            left_s = max(0.0, deadline - time.monotonic())
+            found = await client.score(token_ids, top_k=top_k, timeout_s=left_s)
+            if self._version == version:  # else a delivery came between, and the answer is of two versions
+                return found
 
     def _choose(self) -> _Server:
         """The server for a trajectory that holds nothing yet."""

@@ -16,6 +16,7 @@ import numpy as np
 from agentrl.wire import TokenScores
 
 CLAMPED = -9998.0  # the server writes -9999 in place of -inf and NaN
+_IDS = 1 << 31  # token ids are int32
 
 
 class PromptLogprob(msgspec.Struct):
@@ -67,6 +68,10 @@ def _most_likely(entries: dict[int, PromptLogprob], top_k: int, position: int) -
         if entry.rank is None or entry.logprob is None or math.isnan(entry.logprob):
             raise ScoreFormatError(f"candidate {token} at {position} has rank {entry.rank} and {entry.logprob} nats")
         if entry.rank <= top_k and entry.logprob >= CLAMPED:
+            if not 0 <= token < _IDS:
+                raise ScoreFormatError(f"candidate {token} at {position} is no token id")
             found.append((entry.rank, token, entry.logprob))
+    if len(found) > top_k:
+        raise ScoreFormatError(f"{len(found)} candidates of rank {top_k} or better at {position}")
     found.sort()
     return [(token, logprob) for _, token, logprob in found]

@@ -74,9 +74,9 @@ class TaskCursor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken. Raises `DatasetError` where it is of another seed or split."""
-        if (state["split"], state["seed"]) != (self.split.value, self.seed):
+        if (state.get("split"), state["seed"]) != (self.split.value, self.seed):
             raise DatasetError(
-                f"the checkpoint's data position is of split {state['split']}, seed {state['seed']}; "
+                f"the checkpoint's data position is of split {state.get('split')}, seed {state['seed']}; "
                 f"this run has split {self.split.value}, seed {self.seed}",
                 where="TaskCursor.restore",
                 remedy="resume with the seed of the run's config.toml",

@@ -164,6 +164,9 @@ class RolloutDriver:
             grade = await self._graded(rollout)
             self._enter(rollout.status, RolloutPhase.SCORE)
             rollout.scores = await self._retried(rollout, lambda: self._scores(rollout, scoring, grade))
+            for cause in scoring.unscored:
+                rollout.events.append({"kind": "unscored", "cause": cause})
+                self.note(f"rollout {rollout.status.trajectory_id} has an unscored segment: {cause}")
             return grade
         finally:
             await scoring.close()

@@ -9,11 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from agentrl.errors import AgentRLError, ConfigError, DeadlineError, RecordError, TeacherRequestError
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    DeadlineError,
+    PolicyRequestError,
+    RecordError,
+    SegmentUnfitError,
+    TeacherRequestError,
+)
 from agentrl.rollout.batching import trainable
 from agentrl.trajectory import Segment, TeacherScores
 from agentrl.wire import ScoreRequest, Task, Teacher
@@ -27,6 +35,7 @@ class _Meter:
     """Since the last `take`: how much was scored, and for how long at least one segment was being scored."""
 
     began: float
+    segments: int = 0
     tokens: int = 0
     failures: int = 0
     busy_s: float = 0.0
@@ -43,13 +52,13 @@ class _Meter:
         if self._running == 0:
             self.busy_s += now - self._since
 
-    def take(self, now: float) -> tuple[int, int, float, float]:
-        """(tokens, failures, busy seconds, seconds) of the interval, and a new one begins."""
+    def take(self, now: float) -> _Meter:
+        """The interval (`began`: its seconds), and a new one begins."""
         if self._running:
             self.busy_s += now - self._since
             self._since = now
-        taken = self.tokens, self.failures, self.busy_s, now - self.began
-        self.tokens, self.failures, self.busy_s, self.began = 0, 0, 0.0, now
+        taken = replace(self, began=now - self.began)
+        self.segments, self.tokens, self.failures, self.busy_s, self.began = 0, 0, 0, 0.0, now
         return taken
 
 
@@ -97,28 +106,29 @@ class Scorer:
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call."""
-        tokens, failures, busy_s, seconds = self._meter.take(self._monotonic())
+        taken = self._meter.take(self._monotonic())
         hits = sum(getattr(teacher, "cache_hits", 0) for teacher in self._teachers.values())
-        metrics = {"teacher/failures": float(failures), "teacher/cache_hits": float(hits - self._hits)}
-        self._hits = hits
-        if seconds > 0:
-            metrics["teacher/busy_fraction"] = busy_s / seconds
-        if busy_s > 0:
-            metrics["teacher/tokens_per_s"] = tokens / busy_s
+        kept, self._hits = min(hits - self._hits, taken.segments), hits
+        metrics = {"teacher/failures": float(taken.failures), "teacher/cache_hits": float(kept)}
+        if taken.began > 0:
+            metrics["teacher/busy_fraction"] = taken.busy_s / taken.began
+        if taken.busy_s > 0:  # what came from disk was not computed
+            computed = 1 - kept / taken.segments if taken.segments else 0.0
+            metrics["teacher/tokens_per_s"] = computed * taken.tokens / taken.busy_s
         return metrics
 
     def teacher_of(self, task: Task) -> Teacher:
         """The teacher of a task. Raises `ConfigError` where none serves it."""
         if self._route is None:
             return next(iter(self._teachers.values()))
-        value = task.environment if self._route == "environment" else task.data.get(self._route)
+        value = str(task.environment if self._route == "environment" else task.data.get(self._route))
         if value not in self._teachers:
             raise ConfigError(
                 f"no teacher is named {value!r}, which task {task.id} has as {self._route}",
                 where="distill.route",
                 remedy=f"give one: --teacher {value}=T; there are: {', '.join(sorted(self._teachers))}",
             )
-        return self._teachers[str(value)]
+        return self._teachers[value]
 
     def mask(self, segment: Segment) -> np.ndarray:
         """bool [T]: the tokens to be scored."""
@@ -132,19 +142,13 @@ class Scorer:
         if not mask.any():
             return TeacherScores(teacher.name, np.full(len(segment), np.nan, np.float32))
         request = ScoreRequest(
-            trajectory_id=trajectory_id,
-            index=index,
-            segment=segment,
-            mask=mask,
-            task=task,
-            candidates=None if self._candidates is None else await self._candidates(segment, mask),
-            test_output=test_output,
+            trajectory_id=trajectory_id, index=index, segment=segment, mask=mask, task=task, test_output=test_output
         )
         self._meter.enter(self._monotonic())
         try:
-            scores = await teacher.score(request, timeout_s=self._timeout_s)
+            scores = await self._asked(teacher, request)
             _check(scores, request, teacher.name)
-        except DeadlineError as error:
+        except (DeadlineError, PolicyRequestError) as error:
             self._meter.failures += 1
             raise TeacherRequestError(error.what, where=error.where, remedy=error.remedy) from error
         except AgentRLError:
@@ -152,8 +156,17 @@ class Scorer:
             raise
         finally:
             self._meter.leave(self._monotonic())
+        self._meter.segments += 1
         self._meter.tokens += len(segment)
         return scores
+
+    async def _asked(self, teacher: Teacher, request: ScoreRequest) -> TeacherScores:
+        """The teacher's answer within one deadline, the student's choice of candidates included."""
+        began = self._monotonic()
+        if self._candidates is not None:
+            chosen = await self._candidates(request.segment, request.mask)
+            request = replace(request, candidates=chosen)
+        return await teacher.score(request, timeout_s=max(0.0, self._timeout_s - (self._monotonic() - began)))
 
 
 def _check(scores: TeacherScores, request: ScoreRequest, name: str) -> None:
@@ -175,11 +188,15 @@ def _check(scores: TeacherScores, request: ScoreRequest, name: str) -> None:
 
 
 class SegmentScores:
-    """The scores of one rollout's segments on their way. Make one per rollout; `close` it whatever happens."""
+    """The scores of one rollout's segments on their way. Make one per rollout; `close` it whatever happens.
+
+    `unscored`: why segments were left without scores, for what they are.
+    """
 
     def __init__(self, scorer: Scorer, *, task: Task, trajectory_id: str) -> None:
         self._scorer, self._task, self._trajectory_id = scorer, task, trajectory_id
         self._tasks: dict[int, asyncio.Task[TeacherScores]] = {}
+        self.unscored: list[str] = []
 
     def sealed(self, index: int, segment: Segment) -> None:
         """A segment is complete: scored now, unless the teacher is to read what the tests printed."""
@@ -193,10 +210,20 @@ class SegmentScores:
 
     async def all(self, segments: tuple[Segment, ...], *, test_output: str | None) -> tuple[TeacherScores, ...]:
         """The scores of all segments, in order. Raises the first `TeacherError`."""
+        self.unscored.clear()
         for index, segment in enumerate(segments):
             if index not in self._tasks or self._tasks[index].cancelled():  # by an attempt that stood still
                 self._begin(index, segment, test_output)
-        return tuple([await self._tasks[index] for index in range(len(segments))])
+        return tuple([await self._scored(index, segment) for index, segment in enumerate(segments)])
+
+    async def _scored(self, index: int, segment: Segment) -> TeacherScores:
+        try:
+            return await self._tasks[index]
+        except SegmentUnfitError as error:
+            self.unscored.append(error.what)
+            return TeacherScores(
+                self._scorer.teacher_of(self._task).name, np.full(len(segment), np.nan, dtype=np.float32)
+            )
 
     async def close(self) -> None:
         """Give up what is still on its way. An error that nobody waited for is the lost rollout's, not the run's."""

@@ -79,7 +79,7 @@ def train_command(
         return 0
     if not resume:  # a resumed run has its model in its checkpoint
         check_machine(config, train=True)
-        _recorded(config, Start())
+        _recorded(config, env, Start())
     folder = open_run_folder(config.run_dir, resume=resume)
     try:
         log_to_file(folder)
@@ -174,7 +174,7 @@ async def _training(
     from agentrl.run.loop import prepare_run, train
     from agentrl.run.services import open_services
 
-    recorded = await asyncio.to_thread(_recorded, config, start)
+    recorded = await asyncio.to_thread(_recorded, config, env, start)
     keep_tokenizer(start.checkpoint or local_model(config.policy.model), folder)
     recorder.tell(
         EventKind.RUN_STARTED,
@@ -196,15 +196,17 @@ async def _training(
             await train(prepare_run(config, folder, recorder, services, buffer, start, recorded))
 
 
-def _recorded(config: RunConfig, start: Start) -> RecordedRun | None:
+def _recorded(config: RunConfig, env: Environment, start: Start) -> RecordedRun | None:
     """The run whose rollouts are learned from. Raises `ConfigError` where this student cannot learn from them."""
     from agentrl.policy import local_model
-    from agentrl.run.recorded import RecordedRun
+    from agentrl.run.recorded import RecordedRun, check_tasks
 
     if config.distill.from_run is None:
         return None
     student = start.checkpoint or local_model(config.policy.model)
-    return RecordedRun.open(config.distill.from_run, model=student, config=config)
+    recorded = RecordedRun.open(config.distill.from_run, model=student, config=config)
+    check_tasks(recorded, env, config.distill)
+    return recorded
 
 
 def evaluate_command(

@@ -35,7 +35,7 @@ from agentrl.run.folder import RunFolder
 from agentrl.run.recorded import RecordedCursor, RecordedRun
 from agentrl.run.recorded_stream import open_stream
 from agentrl.run.recorder import Recorder
-from agentrl.run.resume import Start, fixed_settings
+from agentrl.run.resume import Start, fixed_settings, teaching_digest
 from agentrl.run.services import Services
 from agentrl.run.state import RunState
 from agentrl.run.steps import StepMeter
@@ -183,14 +183,20 @@ def _open_stream(run: TrainingRun) -> AbstractAsyncContextManager[GroupStream]:
     assert services.scorer is not None
     run.recorder.note(run.recorded.describe())
     return open_stream(
-        run.recorded, services.scorer, emit=run.recorder.emit, step=run.step + 1, limit_s=wanted.group_timeout_s
+        run.recorded,
+        services.scorer,
+        emit=run.recorder.emit,
+        step=run.step + 1,
+        limit_s=wanted.group_timeout_s,
+        concurrency=run.config.distill.concurrency,
     )
 
 
 def _kept(run: TrainingRun) -> dict[str, GroupResult]:
     """Groups that an interrupted run had finished: those within the staleness bound that were sampled and scored
     as configured. The others are dropped and generated again."""
-    if run.recorded is not None:  # read and scored again: the teacher's answers are kept on disk
+    other_scores = run.start.state.teaching != teaching_digest(run.config)
+    if run.recorded is not None or other_scores:  # recorded ones are read and scored again
         run.buffer.drop([group.group_id for group in run.buffer.waiting()])
         return {}
     bound = run.scheduler.schedule.max_staleness
@@ -202,7 +208,6 @@ def _kept(run: TrainingRun) -> dict[str, GroupResult]:
         for name, group in waiting.items()
         if len(group.trajectories) != wanted.group_size
         or any(t.temperature != wanted.temperature for t in group.trajectories)
-        or any(bool(t.scores) != run.config.distill.active for t in group.valid)
     }
     run.buffer.drop(unlike)
     return {name: group for name, group in waiting.items() if name not in unlike}
@@ -337,6 +342,7 @@ async def _checkpoint(run: TrainingRun) -> Path:
         dry=run.dry.length,
         minutes=run.minutes,
         settings=fixed_settings(run.config),
+        teaching=teaching_digest(run.config),
     )
     score = run.scores.get("solve/fresh")
     run.scores = {}

@@ -2,7 +2,7 @@
 
 A device is a CPU core, or a CUDA device where vLLM's CUDA build is installed. `sync` is colocated: server i and
 rank i take turns on device i. `async` is disaggregated: every server and every rank has a device of its own, servers
-first.
+first. A teacher that is started here has one of its own in either, after all others.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _CUDA_DEVICES = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device of each policy server and of each trainer rank (None: not bound), and how many devices there are
-    to divide throughput by."""
+    """The device of each policy server, of each trainer rank and of each teacher that is started here (None: not
+    bound), and how many devices there are to divide throughput by."""
 
     replicas: tuple[int | None, ...]
     ranks: tuple[int | None, ...]
     devices: int
     colocated: bool
+    teachers: tuple[int | None, ...] = ()
 
 
 def place(config: RunConfig, *, available: Sequence[int], bind: bool, train: bool = True) -> Placement:
@@ -37,7 +38,9 @@ def place(config: RunConfig, *, available: Sequence[int], bind: bool, train: boo
     """
     wanted, colocated = config.placement, config.rollout.schedule == "sync"
     ranks = wanted.ranks if train else 0
-    needed = max(wanted.replicas, ranks) if colocated else wanted.replicas + ranks
+    teachers = len(config.distill.started_here) if train else 0
+    others = max(wanted.replicas, ranks) if colocated else wanted.replicas + ranks
+    needed = others + teachers
     if wanted.devices and not bind:
         raise ConfigError(
             "placement.devices has no effect where no process is bound to a core",
@@ -46,10 +49,12 @@ def place(config: RunConfig, *, available: Sequence[int], bind: bool, train: boo
         )
     devices = _chosen(wanted, available)
     if not bind:
-        return Placement((None,) * wanted.replicas, (None,) * ranks, len(devices), colocated)
+        return Placement((None,) * wanted.replicas, (None,) * ranks, len(devices), colocated, (None,) * teachers)
     if needed > len(devices):
         who = f"{wanted.replicas} policy server(s)" + (f" and {ranks} trainer rank(s)" if train else "")
+        who += f" and {teachers} teacher(s)" if teachers else ""
         remedies = ["lower them" if train else "lower it", "name more placement.devices"]
+        remedies += ["ask a teacher that runs elsewhere (--teacher URL)"] if teachers else []
         remedies += [] if colocated or not train else ["use rollout.schedule=sync (servers and ranks share devices)"]
         raise ConfigError(
             f"{who} need {needed} devices{f' in schedule `{config.rollout.schedule}`' if train else ''}; there are "
@@ -63,6 +68,7 @@ def place(config: RunConfig, *, available: Sequence[int], bind: bool, train: boo
         ranks=tuple(devices[first : first + ranks]),
         devices=needed,
         colocated=colocated,
+        teachers=tuple(devices[others:needed]),
     )
 
 

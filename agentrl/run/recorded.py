@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.config import RunConfig
+from agentrl.config import DistillConfig, RunConfig
+from agentrl.config.distill import SELF
 from agentrl.errors import ConfigError, DatasetError
 from agentrl.rollout.groups import GroupRequest
 from agentrl.run.folder import check_run_folder
@@ -33,6 +34,7 @@ from agentrl.wire import Environment, Task, TaskCatalog
 _WHERE = "distill.from_run"
 _MIXED = 8
 _FILES = "*-train.parquet"
+_LOOKED_AT = 256  # recorded tasks, whether a teacher serves them
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,31 @@ def _units(file: Path, rollouts: Iterable[RecordedRollout], most: int) -> list[R
             names = tuple(members[at].trajectory_id for at in part)
             units.append(RecordedUnit(file, first.task_id, first.environment, first.split, names))
     return units
+
+
+def check_tasks(recorded: RecordedRun, environment: Environment, config: DistillConfig) -> None:
+    """Raise `ConfigError` where the teachers need the tasks themselves and they cannot be had, or where none of the
+    teachers serves one of them."""
+    if config.route in (None, "environment") and all(t.resolved_kind != SELF for t in config.teachers):
+        return
+    strangers = sorted({unit.environment for unit in recorded.units} - {environment.name})
+    if strangers or not isinstance(environment, TaskCatalog):
+        raise ConfigError(
+            f"the recorded tasks are of environment {strangers[0] if strangers else environment.name}, and here they "
+            "cannot be found by their ids, which distill.route and teacher `self` need",
+            where=_WHERE,
+            remedy="distil in the environment that the run was recorded in, with its settings",
+        )
+    if config.route in (None, "environment"):
+        return
+    names = {teacher.name for teacher in config.teachers}
+    for task_id in sorted({unit.task_id for unit in recorded.units})[:_LOOKED_AT]:
+        if (value := str(environment.find(task_id).data.get(config.route))) not in names:
+            raise ConfigError(
+                f"no teacher is named {value!r}, which recorded task {task_id} has as {config.route}",
+                where="distill.route",
+                remedy=f"give one: --teacher {value}=T",
+            )
 
 
 class RecordedCursor:

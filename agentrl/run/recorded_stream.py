@@ -31,10 +31,18 @@ class RecordedStream:
     """The groups in progress. Made by `open_stream`; one task at a time calls `next`. `step` is what events say."""
 
     def __init__(
-        self, recorded: RecordedRun, scorer: Scorer, *, emit: Callable[[Event], None], step: int, limit_s: float
+        self,
+        recorded: RecordedRun,
+        scorer: Scorer,
+        *,
+        emit: Callable[[Event], None],
+        step: int,
+        limit_s: float,
+        concurrency: int,
     ) -> None:
         self._recorded, self._scorer, self._emit = recorded, scorer, emit
         self._step, self._limit_s, self._done = step, limit_s, 0
+        self._places = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[GroupResult]] = {}
         self._finished: deque[tuple[str, asyncio.Task[GroupResult]]] = deque()
         self._news = asyncio.Event()
@@ -120,7 +128,11 @@ class RecordedStream:
         cause = ""
         scoring = SegmentScores(self._scorer, task=request.task, trajectory_id=name)
         try:
-            async with deadline(self._limit_s, lambda: self._late("its scores did not come in time", name)):
+            # Who waits for a place is not at the teacher yet: a segment's own deadline has not begun.
+            async with (
+                deadline(self._limit_s, lambda: self._late("its scores did not come in time", name)),
+                self._places,
+            ):
                 scores = await scoring.all(recorded.segments, test_output=None)
         except AgentRLError as error:
             if handling(error) is None or isinstance(error, ENDS_RUN):
@@ -141,7 +153,7 @@ class RecordedStream:
             started_at=began,
             ended_at=time.time(),
             info={**counts, "attempts": 1.0, "teacher_wait_s": time.monotonic() - started},
-            events=(*recorded.events, origin),
+            events=(*recorded.events, origin, *({"kind": "unscored", "cause": why} for why in scoring.unscored)),
             scores=scores,
         )
         self._is_done(trajectory)
@@ -184,11 +196,17 @@ async def _cancelled(tasks: Iterable[asyncio.Task[GroupResult]]) -> None:
 
 @asynccontextmanager
 async def open_stream(
-    recorded: RecordedRun, scorer: Scorer, *, emit: Callable[[Event], None], step: int, limit_s: float
+    recorded: RecordedRun,
+    scorer: Scorer,
+    *,
+    emit: Callable[[Event], None],
+    step: int,
+    limit_s: float,
+    concurrency: int,
 ) -> AsyncIterator[RecordedStream]:
     """A stream of recorded groups; leaving the block gives up what is in progress. `limit_s` bounds the scoring of one
-    rollout, waiting for its turn included."""
-    stream = RecordedStream(recorded, scorer, emit=emit, step=step, limit_s=limit_s)
+    rollout, waiting for its turn included; `concurrency` rollouts are scored at once."""
+    stream = RecordedStream(recorded, scorer, emit=emit, step=step, limit_s=limit_s, concurrency=concurrency)
     try:
         yield stream
     finally:

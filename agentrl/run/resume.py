@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from agentrl.config import RunConfig
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.run.folder import RunFolder
 from agentrl.run.state import RunState
+
+# Settings of distillation that scores do not depend on.
+_HOW_SCORES_COME = {"reward_weight", "concurrency", "timeout_s", "retries", "cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,15 @@ def fixed_settings(config: RunConfig) -> dict[str, Any]:
         "policy.model": config.policy.model,
         **{f"environment.{key}": value for key, value in environment.items()},
     }
+
+
+def teaching_digest(config: RunConfig) -> str:
+    """Changes with whatever scores depend on; empty without a teacher."""
+    if not config.distill.active:
+        return ""
+    how = config.distill.model_dump(mode="json", exclude=_HOW_SCORES_COME)
+    text = json.dumps([how, config.train.divergence.name], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find_start(folder: RunFolder, config: RunConfig) -> Start:

@@ -31,7 +31,7 @@ def check_teachers(config: RunConfig, environment: Environment) -> None:
     for teacher in config.distill.teachers:
         entry_point(GROUP, teacher.resolved_kind, what=f"kind of teacher {teacher.resolved_kind!r}")
     route = config.distill.route
-    if route is None:
+    if route is None or config.distill.from_run is not None:  # recorded tasks: `recorded.check_tasks`
         return
     names = {teacher.name for teacher in config.distill.teachers}
     tasks = environment.tasks(Split.TRAIN, start=0, count=config.rollout.groups, seed=config.seed)

@@ -124,7 +124,7 @@ async def open_services(
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         student = StudentScores()
-        teaching = TeacherParts(stack, config, folder, environment, chat, model, student) if train else None
+        teaching = TeacherParts(stack, config, folder, environment, chat, model, placement, student) if train else None
         parts = _Parts(stack, config, folder, model, placement, sampling_seed, teaching)
         pool, servers, process, teachers = await parts.start(train=train, resume=resume)
         clients = [

@@ -12,7 +12,8 @@ from agentrl.errors import RunFolderError
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """After `step` steps the servers hold `version`; `cursor` is the data position, `in_flight` the groups before it
     that no batch has taken yet, oldest first, with the version they were submitted at, `dry` the steps in a row without
-    an accepted group, `minutes` the time trained so far, `settings` what must not change (`agentrl.run.resume`)."""
+    an accepted group, `minutes` the time trained so far, `settings` what must not change (`agentrl.run.resume`),
+    `teaching` names how teachers score: scores that wait in the buffer are of no use where that has changed."""
 
     step: int = 0
     version: int = 0
@@ -21,6 +22,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     dry: int = 0
     minutes: float = 0.0
     settings: dict[str, Any] = {}
+    teaching: str = ""
 
     def to_bytes(self) -> bytes:
         return msgspec.json.encode(self)

@@ -20,6 +20,7 @@ from agentrl.errors import TeacherStartError
 from agentrl.policy import PolicyRouter
 from agentrl.rollout.scoring import Candidates, Scorer
 from agentrl.run.folder import RunFolder
+from agentrl.run.placement import Placement
 from agentrl.run.routing import find_opener
 from agentrl.trajectory import Segment, Split
 from agentrl.wire import ChatMessage, Environment, Task, Teacher, TeacherSpec, TokenScores
@@ -53,6 +54,7 @@ class TeacherParts:
     environment: Environment
     chat: ChatFormat
     student: Path
+    placement: Placement
     score_student: StudentScores
 
     async def open(self) -> dict[str, Teacher]:
@@ -72,20 +74,25 @@ class TeacherParts:
             model=teacher.model,
             student=self.student,
             longest=config.agent.max_tokens,
-            max_model_len=config.teacher_window,
-            dtype=wanted.dtype,
+            max_model_len=config.policy.max_model_len if teacher.resolved_kind == SELF else config.teacher_window,
+            dtype=config.policy.dtype if teacher.resolved_kind == SELF else wanted.dtype,
             top_k=_top_k(config),
             align_bytes=wanted.align == "bytes",
             privileged=wanted.privileged,
             concurrency=wanted.concurrency,
             retries=wanted.retries,
             start_timeout_s=config.policy.start_timeout_s,
+            device=self._device(teacher),
             logs=self.folder.logs,
             cache=self.folder.path / _CACHE if wanted.cache else None,
             environment=self.environment,
             score_student=self.score_student,
             open_chat=self._open_chat,
         )
+
+    def _device(self, teacher: TeacherConfig) -> int | None:
+        here = self.config.distill.started_here
+        return self.placement.teachers[here.index(teacher)] if teacher in here else None
 
     def _open_chat(self, task: Task, messages: Sequence[ChatMessage]) -> list[int]:
         """As an episode opens: with the tools' schemas where the template is to name them."""

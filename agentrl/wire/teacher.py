@@ -6,6 +6,8 @@ A third party implements `Teacher` and registers a function of `TeacherSpec` tha
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ import numpy as np
 
 from agentrl.trajectory import Segment, TeacherScores
 from agentrl.wire.protocols import ChatMessage, Environment, Task
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +70,9 @@ class Teacher(Protocol):
     def name(self) -> str: ...
 
     async def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> list[str]:
-        """Prove, before a run begins, that this teacher can teach this student: tokenizer, chat template, window,
-        log-probabilities that are there, at temperature 1, and the same when asked again. `token_ids`: a conversation
-        as the student sees it. Returns what was found, in lines for the log; raises `TeacherUnfitError`."""
+        """Show, before a run begins, that this teacher can teach this student: tokenizer, window, log-probabilities
+        that are there, no more than probabilities allow, and the same when asked again. `token_ids`: a conversation as
+        the student sees it. Returns what was found, in lines for the log; raises `TeacherUnfitError`."""
         ...
 
     async def score(self, request: ScoreRequest, *, timeout_s: float) -> TeacherScores:
@@ -87,6 +91,7 @@ class TeacherSpec:
     vocabulary. `align_bytes`: the teacher has another tokenizer. `privileged`: `patch` or `tests`, for the student's
     own weights. `logs` and `cache`: folders (cache None: none is kept). `score_student` scores tokens by the student's
     present weights. `open_chat` renders a task's messages as the student's prompt ids. `concurrency`: segments at once.
+    `device`: the CPU core or CUDA device to bind to (None: whatever there is).
     """
 
     name: str
@@ -101,11 +106,19 @@ class TeacherSpec:
     concurrency: int
     retries: int
     start_timeout_s: float
+    device: int | None
     logs: Path
     cache: Path | None
     environment: Environment
     score_student: ScoreTokens
     open_chat: Callable[[Task, Sequence[ChatMessage]], list[int]]
+
+    @property
+    def log_path(self) -> Path:
+        """The log of a teacher that is started here. A name may hold anything; two names have two logs."""
+        plain = _UNSAFE.sub("_", self.name)
+        more = "" if plain == self.name else f"-{hashlib.sha256(self.name.encode()).hexdigest()[:6]}"
+        return self.logs / f"teacher-{plain}{more}.log"
 
 
 OpenTeacher = Callable[[TeacherSpec], AbstractAsyncContextManager[Teacher]]

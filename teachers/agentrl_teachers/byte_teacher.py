@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.chat import END_OF_TURN, START_OF_TURN
-from agentrl.errors import DeadlineError, TeacherUnfitError
+from agentrl.errors import DeadlineError, TeacherUnfitError, first_error
 from agentrl.trajectory import Segment, TeacherScores
 from agentrl.wire import ScoreRequest, TeacherSpec, TokenScores
 from agentrl_teachers.alignment import Alignment, Offsets, align, joined
@@ -54,11 +54,6 @@ class ByteTeacher:
     def cache_hits(self) -> int:
         """Segments whose scores came from disk."""
         return self._source.cache_hits
-
-    @property
-    def failures(self) -> int:
-        """Requests that failed, those that were then tried again included."""
-        return self._source.failures
 
     async def score(self, request: ScoreRequest, *, timeout_s: float) -> TeacherScores:
         """The scores of the tokens of `request.mask` that lie in spans of such tokens alone. Raises `TeacherError`, or
@@ -131,12 +126,12 @@ class ByteTeacher:
 
     async def _align(self, student: Sequence[Sequence[bytes]], *, deadline: float) -> tuple[list[int], Alignment]:
         """For pieces of student tokens, given as bytes: the teacher's ids of all, and the spans of all."""
-        encoded = await asyncio.gather(
-            *(
-                self._source.encode(b"".join(tokens).decode("utf-8", "replace"), timeout_s=deadline - time.monotonic())
-                for tokens in student
-            )
-        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                readings = [tasks.create_task(self._encoded(tokens, deadline=deadline)) for tokens in student]
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        encoded = [reading.result() for reading in readings]
         ids = [token for piece in encoded for token in piece]
         teacher = await self._source.token_bytes(ids, timeout_s=deadline - time.monotonic())
         parts, before, after = [], 0, 0
@@ -145,6 +140,11 @@ class ByteTeacher:
             parts.append(part.shifted(student=before, teacher=after))
             before, after = before + len(tokens), after + len(piece)
         return ids, joined(parts)
+
+    async def _encoded(self, tokens: Sequence[bytes], *, deadline: float) -> list[int]:
+        """The teacher's ids of what the student's tokens say."""
+        text = b"".join(tokens).decode("utf-8", "replace")
+        return await self._source.encode(text, timeout_s=deadline - time.monotonic())
 
 
 def pieces(segment: Segment) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@
                 ▼
            a place among `spec.concurrency` ──▶ source ──▶ checks ──▶ kept on disk ──▶ done
                 ▲                                 │
-                └── wait, `spec.retries` times ◀──┘ TeacherRequestError
+                └── wait, `spec.retries` times ◀──┘ TeacherRequestError (TeacherBusyError: until the deadline)
 
 A refusal (`TeacherRefusedError`), a dead teacher and a deadline are final: what is asked again is what another try may
 give. One deadline holds for all of it.
@@ -22,15 +22,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from agentrl.errors import DeadlineError, TeacherError, TeacherRefusedError, TeacherRequestError
+from agentrl.errors import (
+    DeadlineError,
+    SegmentUnfitError,
+    TeacherError,
+    TeacherRefusedError,
+    TeacherRequestError,
+)
 from agentrl.wire import TeacherSpec, TokenScores
 from agentrl_teachers.cache import ScoreCache, key_of
 from agentrl_teachers.checks import check_candidates, check_scores
-from agentrl_teachers.source import CandidateSource, Source
+from agentrl_teachers.source import CandidateSource, Source, TeacherBusyError
 
 log = logging.getLogger("agentrl.teachers")
 
 _FIRST_WAIT_S = 0.25
+_MOST_WAIT_S = 10.0  # for a busy source that does not say how long
 _T = TypeVar("_T")
 
 
@@ -47,8 +54,6 @@ class CheckedSource:
         self._identity = identity
         self.cache_hits = 0
         """Answers that came from disk."""
-        self.failures = 0
-        """Tries that failed."""
 
     @property
     def name(self) -> str:
@@ -148,7 +153,7 @@ class CheckedSource:
 
     def _check_length(self, token_ids: Sequence[int], where: str) -> None:
         if not 2 <= len(token_ids) < self.max_model_len:
-            raise TeacherRefusedError(
+            raise SegmentUnfitError(
                 f"{len(token_ids)} tokens cannot be scored in the window ({self.max_model_len}) of teacher {self.name}",
                 where=where,
                 remedy="lower agent.max_tokens, or a teacher with a longer window (distill.max_model_len)",
@@ -177,30 +182,38 @@ class CheckedSource:
         return unpack(arrays)
 
     async def tried(self, ask: Callable[[float], Awaitable[_T]], *, timeout_s: float, where: str) -> _T:
-        """`ask` (given the seconds left) until it answers, at most `spec.retries` more times; past the disk."""
+        """`ask` (given the seconds left) until it answers: at most `spec.retries` more times after failures, and for as
+        long as there is time where the source is busy; past the disk."""
         deadline = time.monotonic() + timeout_s
+        failed = busy = 0
+        said = ""
         try:
             async with asyncio.timeout(timeout_s):
-                for number in range(self._retries + 1):
+                while True:
                     try:
                         async with self._places:
                             return await ask(deadline - time.monotonic())
+                    except TeacherBusyError as error:
+                        if not busy:
+                            log.warning("teacher %s, %s: %s; asking until it has room", self.name, where, error.what)
+                        wait_s = max(error.after_s or 0.0, min(_FIRST_WAIT_S * 2.0 ** min(busy, 30), _MOST_WAIT_S))
+                        busy, said = busy + 1, f" ({error.what})"
                     except TeacherError as error:
-                        self.failures += 1
                         final = isinstance(error, TeacherRefusedError) or not isinstance(error, TeacherRequestError)
-                        if final or number == self._retries:
+                        if final or failed == self._retries:
                             if where not in error.where:
                                 error.where = ", ".join(filter(None, (where, error.where)))
                             raise
                         log.warning("teacher %s, %s: %s; asking again", self.name, where, error.what)
-                    await asyncio.sleep(_FIRST_WAIT_S * 2**number)
+                        wait_s = _FIRST_WAIT_S * 2**failed
+                        failed += 1
+                    await asyncio.sleep(wait_s)
         except (TimeoutError, DeadlineError) as error:
             raise DeadlineError(
-                f"teacher {self.name} did not answer within {timeout_s:g} s",
+                f"teacher {self.name} did not answer within {timeout_s:g} s{said}",
                 where=where,
                 remedy="raise distill.timeout_s, or lower the load (distill.concurrency)",
             ) from error
-        raise AssertionError("unreachable: the last try returns or raises")
 
 
 def _int32(values: Sequence[int] | np.ndarray | None) -> np.ndarray | None:

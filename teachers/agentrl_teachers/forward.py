@@ -27,6 +27,7 @@ _CPU_TOKENS = 2048
 _CUDA_TOKENS = 32768
 _CHUNK_LOGITS = 1 << 25  # 128 MiB of float32
 _BOUNDLESS = 1 << 20
+_ARRAY_BYTES = 1 << 32  # an array of an answer stays below: what msgpack can write
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +42,13 @@ class ScoringModel:
     batch_tokens: int
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: str, threads: int) -> ScoringModel:
-        """Load a model folder onto the CUDA device where there is one. Raises `ConfigError` where its logits are more
-        than its head's, and whatever transformers raises for a folder that it cannot read."""
+    def load(cls, folder: Path, *, dtype: str, threads: int, core: int | None = None) -> ScoringModel:
+        """Load a model folder onto the CUDA device where there is one, else onto `core` (None: any). Raises
+        `ConfigError` where its logits are more than its head's, and whatever transformers raises for a folder that it
+        cannot read."""
+        if core is not None and not torch.cuda.is_available():
+            for thread in os.listdir("/proc/self/task"):  # those that wait already, too
+                os.sched_setaffinity(int(thread), {core})
         torch.set_num_threads(max(1, min(threads, len(os.sched_getaffinity(0)))))
         disable_progress_bar()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,7 +79,19 @@ class ScoringModel:
             return f"candidates {list(candidates.shape)} for {len(positions)} positions"
         if candidates is not None and candidates.size and int(candidates.max()) >= self.vocabulary:
             return f"a candidate is outside the vocabulary of {self.vocabulary}"
+        columns = self.vocabulary if request.vocabulary else request.top_k
+        if (size := 4 * len(positions) * columns) >= _ARRAY_BYTES:
+            return (
+                f"{columns} log-probabilities for each of {len(positions)} tokens are {size / 1e9:.1f} GB, and an "
+                "answer holds less than 4 GiB: lower agent.max_tokens, or distill.support=student"
+            )
         return None
+
+    def free(self) -> None:
+        """Give back what a failed forward pass held. Raises `RuntimeError` where the CUDA device itself has failed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def score(self, requests: Sequence[Score]) -> list[Scored]:

@@ -36,8 +36,9 @@ async def open_transformers(spec: TeacherSpec) -> AsyncIterator[Teacher]:
         model=folder,
         dtype=spec.dtype,
         threads=_threads(),
-        log_path=spec.logs / f"teacher-{spec.name}.log",
+        log_path=spec.log_path,
         timeout_s=spec.start_timeout_s,
+        device=spec.device,
     )
     try:
         identity = folder_identity(folder, "transformers", spec.dtype)

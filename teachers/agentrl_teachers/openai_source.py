@@ -6,13 +6,17 @@
 
 Waiting and failing: one deadline per call. A connection that fails, also in the middle of an answer, is tried again
 (scoring changes nothing at the server), then the teacher is dead. 4xx is a refusal, final; 429 and 5xx may pass.
+
+Invariant: scores of one source are one model's. An answer that names another model ends the teacher, and so does a
+server that comes back, after a connection failed, with other scores for a prompt that it has scored before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -29,16 +33,24 @@ from agentrl.errors import (
 )
 from agentrl.policy import PromptLogprobs, ScoreFormatError, error_words, token_scores
 from agentrl.wire import ChatMessage, TokenScores
-from agentrl_teachers.spelling import spelling_of
+from agentrl_teachers.checks import SAME_MODEL
+from agentrl_teachers.folder_text import SAMPLE
+from agentrl_teachers.source import TeacherBusyError
+from agentrl_teachers.spelling import Spelling, spelling_of
 
 API_KEY = "AGENTRL_TEACHER_API_KEY"
 """The environment variable that holds a server's key."""
 
 _RETRY_DELAYS_S = (0.1, 0.5, 1.5)
 _KEEP_ALIVE_S = 3.0  # below the server's 5 s, so that no request meets a connection that it is just closing
-_MAY_PASS = (408, 429)
+_BUSY = (429, 503)
+_MAY_PASS = 408
 _NO_ENTRY = (401, 403)
+_NOT_FOUND = 404
+_SCORING = "/v1/completions"
+_REMEMBERED_TOKENS = 512  # of the prompt by which the model is known again
 _Answer = TypeVar("_Answer")
+_Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class _Model(msgspec.Struct):
@@ -58,10 +70,11 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+    model: str | None = None
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[_Id]
     token_strs: list[str] | None = None
 
 
@@ -75,17 +88,24 @@ class OpenAISource:
         self._model = model.id
         self._root = model.root or model.id
         self._window = model.max_model_len or 0
-        self._bytes: dict[int, bytes] = {}
+        self._spelled: dict[int, str] = {}
+        self._spelling: Spelling | None = None
+        self._remembered: tuple[list[int], np.ndarray] = [], np.empty(0, dtype=np.float32)
+        """A prompt [T] and its log-probabilities [T − 1]."""
+        self._lost = self._confirmed = 0
+        """Connections that failed; of those, after how many the server was known again."""
+        self._confirming = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, *, name: str, api_key: str | None, timeout_s: float) -> Self:
         """Ask the server what it is. Raises `TeacherStartError` where nothing useful answers."""
         base = url.rstrip("/").removesuffix("/v1")
+        key = (api_key or "").strip()
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         try:
             source = cls(session, base, name=name, model=_Model(id=""))
@@ -123,7 +143,18 @@ class OpenAISource:
     async def score(
         self, token_ids: Sequence[int], *, top_k: int, timeout_s: float, positions: np.ndarray | None = None
     ) -> TokenScores:
+        deadline = time.monotonic() + timeout_s
         ids = np.asarray(token_ids).tolist()
+        scores = await self._scores(ids, top_k=top_k, positions=positions, timeout_s=timeout_s)
+        if self._lost != self._confirmed:
+            await self._confirm(timeout_s=deadline - time.monotonic())
+        if positions is None and len(self._remembered[0]) < min(len(ids), _REMEMBERED_TOKENS):
+            self._remembered = ids[:_REMEMBERED_TOKENS], scores.logprobs[: _REMEMBERED_TOKENS - 1]
+        return scores
+
+    async def _scores(
+        self, ids: list[int], *, top_k: int, positions: np.ndarray | None, timeout_s: float
+    ) -> TokenScores:
         body = {
             "model": self._model,
             "prompt": ids,
@@ -137,7 +168,9 @@ class OpenAISource:
             "return_token_ids": True,
             "prompt_logprobs": top_k,
         }
-        answer = await self._call("POST", "/v1/completions", body, _Completion, timeout_s=timeout_s)
+        answer = await self._call("POST", _SCORING, body, _Completion, timeout_s=timeout_s)
+        if answer.model not in (None, self._model):
+            raise self._another_model(f"it answers for {answer.model!r} where {self._model!r} was asked")
         if len(answer.choices) != 1:
             raise self._request_error(f"gave {len(answer.choices)} answers where one was asked for")
         choice = answer.choices[0]
@@ -148,52 +181,93 @@ class OpenAISource:
         except ScoreFormatError as error:
             raise self._request_error(f"gave {error}") from error
 
+    async def _confirm(self, *, timeout_s: float) -> None:
+        """Ask again for a prompt that was scored before connections failed. Raises `TeacherDeadError` where it has
+        other scores now: the server was started again, with another model."""
+        async with self._confirming:
+            lost, (ids, before) = self._lost, self._remembered
+            if lost == self._confirmed or not ids:
+                return
+            now = await self._scores(ids, top_k=0, positions=None, timeout_s=timeout_s)
+            worst = float(np.abs(now.logprobs - before).max())
+            if worst > SAME_MODEL:
+                raise self._another_model(f"a prompt's scores differ from those it gave before, by {worst:.3g} nats")
+            self._confirmed = lost
+
     async def encode(self, text: str, *, timeout_s: float) -> list[int]:
-        body = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
-        found = await self._call("POST", "/tokenize", body, _Tokens, timeout_s=timeout_s)
-        if found.token_strs is not None:
-            spelling = spelling_of(found.token_strs, text, where=f"{self._url}/tokenize")
-            self._bytes.update(zip(found.tokens, map(spelling, found.token_strs), strict=True))
-        return found.tokens
+        return (await self._tokens(text, timeout_s=timeout_s)).tokens
 
     async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
-        """Of tokens that `encode` has given: the server tells spellings of a text's tokens only."""
-        unknown = [token for token in token_ids if int(token) not in self._bytes]
-        if unknown:
+        """Of tokens that `encode` has given: the server tells spellings of a text's tokens only.
+
+        Which spelling it is is found out once, on a sample: a text that its tokenizer changes is no reason to fail.
+        """
+        if unknown := [token for token in token_ids if int(token) not in self._spelled]:
             raise TeacherUnfitError(
                 f"teacher {self._name} does not tell what token {unknown[0]} stands for",
                 where=f"{self._url}/tokenize",
                 remedy="a server that gives token_strs (vLLM 0.9 or later)",
             )
-        return [self._bytes[int(token)] for token in token_ids]
+        if self._spelling is None:
+            sample = await self._tokens(SAMPLE, timeout_s=timeout_s)
+            self._spelling = spelling_of(sample.token_strs or [], SAMPLE, where=f"{self._url}/tokenize")
+        return [self._spelling(self._spelled[int(token)]) for token in token_ids]
+
+    async def _tokens(self, text: str, *, timeout_s: float) -> _Tokens:
+        """The tokens of `text`; how they are spelled is kept for `token_bytes`."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
+        found = await self._call("POST", "/tokenize", body, _Tokens, timeout_s=timeout_s)
+        if found.token_strs is None:
+            return found
+        if len(found.token_strs) != len(found.tokens):
+            raise self._request_error(f"gave {len(found.token_strs)} token_strs of {len(found.tokens)} tokens")
+        for token, string in zip(found.tokens, found.token_strs, strict=True):
+            if (known := self._spelled.setdefault(token, string)) != string:
+                raise self._request_error(f"spells token {token} {string!r}, and {known!r} before")
+        return found
 
     async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
         said = [{"role": message.role, "content": message.content} for message in messages]
         body = {"model": self._model, "messages": said, "add_generation_prompt": True}
         return (await self._call("POST", "/tokenize", body, _Tokens, timeout_s=timeout_s)).tokens
 
+    # --- requests -------------------------------------------------------------------------------------------
+
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None, kind: type[_Answer], *, timeout_s: float
     ) -> _Answer:
-        """The one retry layer for connections."""
+        """One answer, whatever connections it takes."""
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(timeout_s):
-                for delay_s in (*_RETRY_DELAYS_S, None):
-                    try:
-                        return msgspec.json.decode(await self._once(method, path, data), type=kind)
-                    except msgspec.MsgspecError as error:
-                        raise self._request_error(f"gave an answer that is not understood ({error})") from error
-                    except aiohttp.ClientError as error:
-                        if delay_s is None:
-                            raise self._dead(error) from error
-                        await asyncio.sleep(delay_s)
+                found = await self._connected(method, path, data)
         except TimeoutError as error:
             raise DeadlineError(
                 f"teacher {self._name} did not answer within {timeout_s:g} s",
                 where=self._url + path,
                 remedy="raise distill.timeout_s, or lower the load (distill.concurrency)",
             ) from error
+        try:
+            return msgspec.json.decode(found, type=kind)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise self._request_error(f"gave an answer that is not understood ({error})") from error
+
+    async def _connected(self, method: str, path: str, data: bytes | None) -> bytes:
+        """The one retry layer for connections."""
+        for delay_s in (*_RETRY_DELAYS_S, None):
+            try:
+                return await self._once(method, path, data)
+            except aiohttp.ClientError as error:
+                self._lost += 1
+                if delay_s is None:
+                    raise self._gone(str(error) or type(error).__name__) from error
+                await asyncio.sleep(delay_s)
+            except ValueError as error:  # a header that cannot be, or two ways to say who asks
+                raise TeacherRefusedError(
+                    f"teacher {self._name} cannot be asked: {error}",
+                    where=self._url + path,
+                    remedy=f"an address without user and password, and in {API_KEY} the key alone, in one line",
+                ) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     async def _once(self, method: str, path: str, data: bytes | None) -> bytes:
@@ -203,8 +277,13 @@ class OpenAISource:
             if answer.status == 200:
                 return found
             words = f"answered {answer.status}: {error_words(found)}"
-            if answer.status >= 500 or answer.status in _MAY_PASS:
+            if answer.status in _BUSY:
+                after_s = _seconds(answer.headers.get("Retry-After", ""))
+                raise TeacherBusyError(f"teacher {self._name} {words}", where=self._url + path, after_s=after_s)
+            if answer.status >= 500 or answer.status == _MAY_PASS:
                 raise self._request_error(words)
+            if answer.status == _NOT_FOUND and path == _SCORING:
+                raise self._gone(words)
             remedy = f"set {API_KEY} to its key" if answer.status in _NO_ENTRY else "see what it says"
             raise TeacherRefusedError(f"teacher {self._name} {words}", where=self._url + path, remedy=remedy)
 
@@ -213,9 +292,21 @@ class OpenAISource:
             f"teacher {self._name} {what}", where=self._url, remedy="read the log of the teacher's server"
         )
 
-    def _dead(self, error: Exception) -> TeacherDeadError:
+    def _gone(self, why: str) -> TeacherDeadError:
         return TeacherDeadError(
-            f"teacher {self._name} at {self._url} is gone: {error or type(error).__name__}",
+            f"teacher {self._name} at {self._url} is gone: {why}",
             where=self._url,
             remedy="see that its server runs, then start the run again with --resume",
         )
+
+    def _another_model(self, why: str) -> TeacherDeadError:
+        return TeacherDeadError(
+            f"teacher {self._name} at {self._url} is another model now: {why}",
+            where=self._url,
+            remedy=f"serve {self._root} there again, then start the run again with --resume",
+        )
+
+
+def _seconds(said: str) -> float | None:
+    """A Retry-After header in seconds; None where it is none, or a date."""
+    return float(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None

@@ -19,7 +19,13 @@ import msgspec
 import numpy as np
 
 from agentrl.chat import common_prefix_len
-from agentrl.errors import PolicyRequestError, TeacherRefusedError, TeacherRequestError
+from agentrl.errors import (
+    PolicyRequestError,
+    SegmentUnfitError,
+    TeacherRefusedError,
+    TeacherRequestError,
+    TeacherUnfitError,
+)
 from agentrl.trajectory import Segment, Split, TeacherScores
 from agentrl.wire import ChatMessage, Privileged, ScoreRequest, Task, Teacher, TeacherSpec, TokenScores
 from agentrl_teachers.folder_text import FolderText
@@ -91,13 +97,17 @@ class SelfTeacher:
         if self._spec.privileged == "tests":
             return [*notes, f"it is told the last {_TEST_OUTPUT_CHARS} characters that the tests printed"]
         (task,) = await asyncio.to_thread(self._spec.environment.tasks, Split.TRAIN, start=0, count=1)
-        plain, told = self._prompts(task, self._help(task, test_output=None, where=f"task {task.id}"))
+        try:
+            more_text = self._help(task, test_output=None, where=f"task {task.id}")
+        except SegmentUnfitError as error:
+            raise TeacherUnfitError(error.what, where=error.where, remedy=error.remedy) from error
+        plain, told = self._prompts(task, more_text)
         more = len(told) - len(plain)
         room = self._spec.max_model_len - 1 - more
         return [
             *notes,
-            f"it is told how a task is solved, in {more} tokens for task {task.id}, and refuses segments of more than "
-            f"{room} tokens there",
+            f"it is told how a task is solved, in {more} tokens for task {task.id}, and leaves segments of more than "
+            f"{room} tokens there unscored",
         ]
 
     async def score(self, request: ScoreRequest, *, timeout_s: float) -> TeacherScores:
@@ -106,7 +116,7 @@ class SelfTeacher:
         rewritten = rewrite(request.segment, *self._prompts(request.task, more), where=request.where)
         length, window = len(rewritten.segment), self._spec.max_model_len
         if length >= window:
-            raise TeacherRefusedError(
+            raise SegmentUnfitError(
                 f"a segment of {len(request.segment)} tokens has {length} with what teacher {self.name!r} is told, and "
                 f"the student's window is {window}",
                 where=request.where,
@@ -129,7 +139,7 @@ class SelfTeacher:
             patch = environment.reference_patch(task).strip()
             found = f"{_PATCH}\n{patch}" if patch else ""
         if not found:
-            raise TeacherRefusedError(
+            raise SegmentUnfitError(
                 f"there is nothing to tell teacher {self.name!r} about task {task.id}",
                 where=where,
                 remedy="choose the other distill.privileged, or an environment that knows its tasks' solutions",

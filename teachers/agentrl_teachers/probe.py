@@ -2,12 +2,14 @@
 names the reason and the remedy.
 
 * window: a whole segment fits, and the one token more that a server samples;
-* tokenizer: one text with control tokens, code and many scripts, and the text of the student's whole vocabulary, have
-  the same ids in both; so has every text;
+* tokenizer: one text with control tokens, code and many scripts, and the text of the student's vocabulary, have the
+  same ids in both (of a vocabulary of 40,000 tokens or more, the text of at least 20,000 evenly chosen ones);
 * template: a note only. The student's own prompt is scored, id for id, whatever template the teacher was trained with:
   another one makes a worse teacher perhaps, but no wrong score;
-* scores: there, finite, probabilities at temperature 1 (a logit or another temperature gives sums above 1), as many
-  candidates as the server allows, and the same when the same prompt is asked again, now that its prefix is cached;
+* scores: asked for at temperature 1, there, finite, and the same when the same prompt is asked again, now that its
+  prefix is cached. Candidates are asked for whether the run wants them or not: probabilities that make up more than 1
+  show logits, and values that are not normalised. A normalised distribution at another temperature does not show;
+* candidates: as many as are wanted, or fewer where the server allows no more;
 * what is kept on disk under this teacher's name agrees with what it says now.
 """
 
@@ -31,7 +33,7 @@ from agentrl.errors import (
 from agentrl.wire import ChatMessage, TeacherSpec, TokenScores
 from agentrl_teachers.cache import ScoreCache, key_of
 from agentrl_teachers.checked import CheckedSource
-from agentrl_teachers.checks import check_candidates, check_scores
+from agentrl_teachers.checks import SAME_MODEL, check_candidates, check_scores
 from agentrl_teachers.folder_text import FolderText
 from agentrl_teachers.source import CandidateSource, ChatSource, Source
 
@@ -52,15 +54,14 @@ _CHAT = (
     ChatMessage(role="user", content="Go on."),
 )
 _SHORT = 8
-_SAME_MODEL = 0.3  # nats; another model differs by more somewhere in a conversation, another batch or GPU does not
+_PROBED = 16  # candidates that are asked for where the run wants none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probed:
-    """What `probe_source` found: how many candidates the teacher gives, the log-probabilities [T − 1], lines."""
+    """What `probe_source` found: how many candidates it is asked for from then on (None: all tokens), and lines."""
 
     top_k: int | None
-    logprobs: np.ndarray
     notes: list[str]
 
 
@@ -75,7 +76,8 @@ def check_window(source: Source, spec: TeacherSpec) -> None:
 
 
 async def check_tokenizer(source: Source, spec: TeacherSpec, *, timeout_s: float) -> str:
-    """The student's and the teacher's tokenizers give one text the same ids, the whole vocabulary included."""
+    """The student's and the teacher's tokenizers give the same ids to one text and to that of the vocabulary, of which
+    at least 20,000 evenly chosen tokens are looked at where it has 40,000 or more."""
     student = await asyncio.to_thread(FolderText, spec.student)
     digest = hashlib.sha256()
     for text in (_TEXT, _vocabulary_text(student)):
@@ -93,7 +95,7 @@ async def check_template(source: Source, spec: TeacherSpec, *, timeout_s: float)
         return "chat template not known: the student's own prompts are scored"
     try:
         same = student.open_chat(_CHAT) == await source.open_chat(_CHAT, timeout_s=timeout_s)
-    except (ConfigError, TeacherRefusedError) as error:
+    except (ConfigError, TeacherRequestError) as error:
         return f"chat template not compared ({error.what}): the student's own prompts are scored"
     return "same chat template" if same else "another chat template than the student's, whose own prompts are scored"
 
@@ -101,8 +103,8 @@ async def check_template(source: Source, spec: TeacherSpec, *, timeout_s: float)
 async def probe_source(
     checked: CheckedSource, spec: TeacherSpec, token_ids: Sequence[int], *, timeout_s: float
 ) -> Probed:
-    """Score `token_ids` twice, with as many candidates as are wanted and allowed, past `checked`'s own care; then see
-    that what it has on disk is this teacher's."""
+    """Score `token_ids` twice, with as many candidates as are allowed, up to what is wanted (or `_PROBED`), past
+    `checked`'s own care; then see that what it has on disk is this teacher's."""
     source = checked.source
     where = f"probe of teacher {spec.name}"
     deadline = time.monotonic() + timeout_s
@@ -123,16 +125,11 @@ async def probe_source(
 
     try:
         async with asyncio.timeout(timeout_s):
-            notes = []
-            top_k = spec.top_k
-            if top_k:
-                top_k = await _most_candidates(lambda k: ask(list(token_ids[:_SHORT]), k), top_k, spec)
-                if top_k < (spec.top_k or 0):
-                    notes.append(f"{top_k} candidates per token instead of {spec.top_k}: the server gives no more")
+            given, notes = await _candidates(lambda k: ask(list(token_ids[:_SHORT]), k), spec)
             started = time.monotonic()
-            first = await ask(token_ids, top_k or 0)
+            first = await ask(token_ids, given)
             took_s = time.monotonic() - started
-            again = await ask(token_ids, top_k or 0)
+            again = await ask(token_ids, given)
             if isinstance(source, CandidateSource):
                 await _check_any_token(source, token_ids, first, spec, left_s=deadline - time.monotonic(), where=where)
             if checked.cache is not None:
@@ -148,7 +145,7 @@ async def probe_source(
         ) from error
     _check_repeated(first, again, spec, where)
     notes.append(f"scores {len(token_ids)} tokens in {took_s:.2f} s, the same when asked again")
-    return Probed(top_k=top_k, logprobs=first.logprobs, notes=notes)
+    return Probed(top_k=given if spec.top_k else spec.top_k, notes=notes)
 
 
 async def _confirm_cache(cache: ScoreCache, logprobs: np.ndarray) -> list[str]:
@@ -156,7 +153,7 @@ async def _confirm_cache(cache: ScoreCache, logprobs: np.ndarray) -> list[str]:
     those where it has changed (a server at an address may have got another model)."""
     key = key_of("probe")
     kept = await asyncio.to_thread(cache.read, key)
-    if kept is not None and kept[0].shape == logprobs.shape and np.abs(kept[0] - logprobs).max() <= _SAME_MODEL:
+    if kept is not None and kept[0].shape == logprobs.shape and np.abs(kept[0] - logprobs).max() <= SAME_MODEL:
         return []
     if kept is not None:
         await asyncio.to_thread(cache.clear)
@@ -165,7 +162,7 @@ async def _confirm_cache(cache: ScoreCache, logprobs: np.ndarray) -> list[str]:
 
 
 def _vocabulary_text(student: FolderText) -> str:
-    """Every token of the student that is text, one per line (evenly chosen ones of a large vocabulary)."""
+    """Every token of the student that is text, one per line; of 40,000 or more, every second, third, … of them."""
     step = max(1, student.size // _VOCABULARY_SAMPLE)
     lines = []
     for token in range(0, student.size, step):
@@ -188,8 +185,24 @@ def _other_tokenizer(student: FolderText, ours: list[int], theirs: list[int], sp
     )
 
 
-async def _most_candidates(ask: Callable[[int], Awaitable[object]], wanted: int, spec: TeacherSpec) -> int:
-    """The most candidates ≤ `wanted` that are not refused, by halving."""
+async def _candidates(ask: Callable[[int], Awaitable[object]], spec: TeacherSpec) -> tuple[int, list[str]]:
+    """How many candidates the teacher gives, up to what is wanted (or `_PROBED`), and what is to be said of it."""
+    given = await _most_candidates(ask, spec.top_k or _PROBED)
+    if given == 0 and spec.top_k:
+        raise TeacherUnfitError(
+            f"teacher {spec.name} gives no candidates, and the divergence is over them",
+            where=f"distill.teachers, {spec.model}",
+            remedy="start its server with --max-logprobs 16, or train.divergence.name=sampled",
+        )
+    if given == 0:
+        return 0, ["it gives no candidates, whose sum would show values that are not normalised"]
+    if spec.top_k and given < spec.top_k:
+        return given, [f"{given} candidates per token instead of {spec.top_k}: the server gives no more"]
+    return given, []
+
+
+async def _most_candidates(ask: Callable[[int], Awaitable[object]], wanted: int) -> int:
+    """The most candidates ≤ `wanted` that are not refused, by halving; 0 where one is."""
 
     async def allowed(top_k: int) -> bool:
         try:
@@ -204,12 +217,6 @@ async def _most_candidates(ask: Callable[[int], Awaitable[object]], wanted: int,
     while refused - most > 1:
         middle = (most + refused) // 2
         most, refused = (middle, refused) if await allowed(middle) else (most, middle)
-    if most == 0:
-        raise TeacherUnfitError(
-            f"teacher {spec.name} gives no candidates, and the divergence is over them",
-            where=f"distill.teachers, {spec.model}",
-            remedy="start its server with --max-logprobs 16, or train.divergence.name=sampled",
-        )
     return most
 
 

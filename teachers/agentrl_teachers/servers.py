@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.config import PolicyConfig
+from agentrl.config.distill import SERVED_LOGPROBS
 from agentrl.errors import ConfigError, PolicyStartError, TeacherStartError, TeacherUnfitError
 from agentrl.policy import VllmClient, VllmServer, local_model
 from agentrl.wire import Teacher, TeacherSpec
@@ -17,7 +19,6 @@ from agentrl_teachers.making import teacher_over
 from agentrl_teachers.openai_source import API_KEY, OpenAISource
 from agentrl_teachers.vllm_source import VllmSource
 
-_SERVED_LOGPROBS = 64
 _ASK_TIMEOUT_S = 30.0
 
 
@@ -33,11 +34,10 @@ async def open_vllm(spec: TeacherSpec) -> AsyncIterator[Teacher]:
         max_num_seqs=spec.concurrency,
         start_timeout_s=spec.start_timeout_s,
     )
-    log_path = spec.logs / f"teacher-{spec.name}.log"
     # Scoring never reads cached keys: a prompt's own log-probabilities need every position computed.
-    arguments = ["--no-enable-prefix-caching", "--max-logprobs", str(max(_SERVED_LOGPROBS, spec.top_k or 0))]
+    arguments = ["--no-enable-prefix-caching", "--max-logprobs", str(max(SERVED_LOGPROBS, spec.top_k or 0))]
     try:
-        server = await VllmServer.start(config, log_path=log_path, extra_arguments=arguments)
+        server = await VllmServer.start(config, log_path=spec.log_path, extra_arguments=arguments, device=spec.device)
     except PolicyStartError as error:
         raise TeacherStartError(
             f"teacher {spec.name} did not start",
@@ -57,7 +57,8 @@ async def open_vllm(spec: TeacherSpec) -> AsyncIterator[Teacher]:
 @asynccontextmanager
 async def open_server(spec: TeacherSpec) -> AsyncIterator[Teacher]:
     """Kind `server`: the vLLM server at the URL `spec.model`, whoever started it."""
-    key = os.environ.get(API_KEY)
+    own = f"{API_KEY}_{re.sub('[^A-Za-z0-9]', '_', spec.name).upper()}"  # of several teachers, each its own
+    key = os.environ.get(own) or os.environ.get(API_KEY)
     source = await OpenAISource.open(spec.model, name=spec.name, api_key=key, timeout_s=_ASK_TIMEOUT_S)
     try:
         yield teacher_over(source, spec, identity=source.identity)

@@ -7,11 +7,21 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from agentrl.errors import TeacherRequestError
 from agentrl.wire import ChatMessage, TokenScores
 
 
+class TeacherBusyError(TeacherRequestError):
+    """The teacher has no room for a request now, and wants to be asked again, not before `after_s` (None: any time)."""
+
+    def __init__(self, what: str, *, where: str = "", remedy: str = "", after_s: float | None = None) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.after_s = after_s
+
+
 class Source(Protocol):
-    """A model that scores token ids of its own tokenizer. Errors are `TeacherError`s; nothing is ever filled in."""
+    """A model that scores token ids of its own tokenizer. Errors are `TeacherError`s (`TeacherBusyError`: asked again
+    for as long as there is time); nothing is ever filled in."""
 
     @property
     def name(self) -> str: ...

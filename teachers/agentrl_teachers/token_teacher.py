@@ -35,11 +35,6 @@ class TokenTeacher:
         """Segments whose scores came from disk."""
         return self._checked.cache_hits
 
-    @property
-    def failures(self) -> int:
-        """Requests that failed, those that were then tried again included."""
-        return self._checked.failures
-
     async def probe(self, token_ids: Sequence[int], *, timeout_s: float) -> list[str]:
         """See `Teacher`. Where the teacher gives fewer candidates than wanted, that many are asked for from then on."""
         spec, source = self._spec, self._checked.source

@@ -1,6 +1,7 @@
 """A model that scores tokens, in a process of its own: `python -m agentrl_teachers.worker --socket FD --model DIR …`.
 
 Life: load → Ready (or Failed and exit 1) → each Score is answered, in batches of what waits → the owner's end.
+What does not go through the model (out of memory) is refused; a CUDA device that has failed itself ends the process.
 
     reader thread ──▶ waiting ──▶ main thread: a batch ──▶ forward ──▶ answers
 
@@ -18,7 +19,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,6 +34,8 @@ log = logging.getLogger("agentrl.teacher")
 OWNER_GONE = 70
 """Exit code of a process whose owner ended."""
 _MOST_PADDING = 1.25
+_FAILS = (RuntimeError, MemoryError)  # torch out of memory is a RuntimeError
+_SMALLER = "lower agent.max_tokens; distill.support=full takes the most memory, distill.support=teacher the least"
 
 
 def choose_batch(lengths: Sequence[int], *, budget: int) -> list[int]:
@@ -104,11 +107,51 @@ def read_requests(connection: socket.socket, waiting: Waiting, *, owner: int) ->
                 os._exit(OWNER_GONE)
 
 
-def answers(model: ScoringModel, requests: Sequence[Score]) -> list[Scored | Refused]:
-    """One answer per request. One that cannot be scored does not spoil the others."""
-    good = [request for request in requests if model.fault(request) is None]
-    refused = [Refused(number=r.number, what=what) for r in requests if (what := model.fault(r)) is not None]
-    return [*refused, *(model.score(good) if good else [])]
+def answers(model: ScoringModel, requests: Sequence[Score]) -> Iterator[Scored | Refused]:
+    """One answer per request, each as soon as it is there. One that cannot be scored does not spoil the others.
+
+    Answers over the whole vocabulary are made, and to be sent, one at a time: each may be GiBs.
+    """
+    together: list[Score] = []
+    for request in requests:
+        if (what := model.fault(request)) is not None:
+            yield Refused(number=request.number, what=what)
+        elif request.vocabulary:
+            yield _alone(model, request)
+        else:
+            together.append(request)
+    if together:
+        yield from _scored(model, together)
+
+
+def _scored(model: ScoringModel, requests: Sequence[Score]) -> Iterator[Scored | Refused]:
+    """All at once, or one by one where that fails."""
+    try:
+        scored = model.score(requests)
+    except _FAILS as error:
+        log.warning("%d segments at once: %s", len(requests), _said(error))
+    else:
+        yield from scored
+        return
+    model.free()  # past the handler: until there the error holds the tensors of the frames that it came through
+    for request in requests:
+        yield _alone(model, request)
+
+
+def _alone(model: ScoringModel, request: Score) -> Scored | Refused:
+    try:
+        (scored,) = model.score([request])
+    except _FAILS as error:
+        log.warning("a segment of %d tokens", len(request.token_ids), exc_info=error)
+        refused = Refused(number=request.number, what=_said(error), remedy=_SMALLER)
+    else:
+        return scored
+    model.free()
+    return refused
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:300]}"
 
 
 def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
@@ -123,16 +166,17 @@ def _serve(connection: socket.socket, options: argparse.Namespace) -> int:
     try:
         from agentrl_teachers.forward import ScoringModel
 
-        model = ScoringModel.load(options.model, dtype=options.dtype, threads=options.threads)
+        model = ScoringModel.load(options.model, dtype=options.dtype, threads=options.threads, core=options.core)
     except Exception as error:
         traceback.print_exc()
         send(_failure(error))
         return 1
     log.info("%s: %d parameters on %s", options.model, model.parameters, model.device)
-    send(Ready(window=model.window, vocabulary=model.vocabulary, parameters=model.parameters, device=str(model.device)))
+    send(Ready(window=model.window, device=str(model.device)))
     while True:
         for answer in answers(model, waiting.take(budget=model.batch_tokens)):
             send(answer)
+            del answer  # it may be GiBs, and the next one is made now
 
 
 def _failure(error: Exception) -> Failed:
@@ -147,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--owner", required=True, type=int, help="process whose end ends this one")
     parser.add_argument("--model", required=True, type=Path, help="model folder (Hugging Face format)")
     parser.add_argument("--dtype", required=True, choices=("float32", "bfloat16"), help="of weights and products")
+    parser.add_argument("--core", type=int, help="the one to compute on, where there is no CUDA device")
     parser.add_argument("--threads", required=True, type=int, help="threads of a matrix product on a CPU")
     return parser
 

@@ -44,11 +44,9 @@ class Drop(_Message, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The model is loaded: tokens of its window, of its vocabulary, parameters, where it computes."""
+    """The model is loaded: tokens of its window, where it computes."""
 
     window: int
-    vocabulary: int
-    parameters: int
     device: str
 
 
@@ -73,10 +71,11 @@ class Scored(_Message, frozen=True, kw_only=True):
 
 
 class Refused(_Message, frozen=True, kw_only=True):
-    """This one cannot be scored; others can."""
+    """This one cannot be scored; others can. `remedy` is empty where none is known."""
 
     number: int
     what: str
+    remedy: str = ""
 
 
 ToWorker = Score | Drop

@@ -41,6 +41,7 @@ log = logging.getLogger("agentrl.teachers")
 
 _ENDS_WITHIN_S = 5.0
 _READ_LIMIT = 1 << 20
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 class WorkerProcess:
@@ -62,12 +63,21 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, *, name: str, model: Path, dtype: str, threads: int, log_path: Path, timeout_s: float
+        cls,
+        *,
+        name: str,
+        model: Path,
+        dtype: str,
+        threads: int,
+        log_path: Path,
+        timeout_s: float,
+        device: int | None = None,
     ) -> WorkerProcess:
-        """Spawn one for a model folder and wait until it is loaded. Raises `TeacherStartError`."""
+        """Spawn one for a model folder and wait until it is loaded; `device` binds it to that CUDA device, or to that
+        core where there is none. Raises `TeacherStartError`."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = _spawn(theirs, model=model, dtype=dtype, threads=threads, log_path=log_path)
+            process = _spawn(theirs, model=model, dtype=dtype, threads=threads, log_path=log_path, device=device)
         streams = await asyncio.open_connection(sock=ours, limit=_READ_LIMIT)
         try:
             first = await _first_words(streams[0], name=name, log_path=log_path, timeout_s=timeout_s)
@@ -113,10 +123,15 @@ class WorkerProcess:
                 remedy="raise distill.timeout_s, or lower distill.concurrency",
             ) from error
         finally:
-            if self._waiting.pop(number, None) is not None and not answer.done():
+            # Given up on: a time-out or a cancel of this call has cancelled the answer that it awaits.
+            if self._waiting.pop(number, None) is not None and (answer.cancelled() or not answer.done()):
                 self._drop(number)
         if isinstance(scored, Refused):
-            raise TeacherRefusedError(f"teacher {self._name!r} refuses a segment: {scored.what}", where=self._name)
+            raise TeacherRefusedError(
+                f"teacher {self._name!r} refuses a segment: {scored.what}",
+                where=f"log {self.log_path}",
+                remedy=scored.remedy or "see what it says",
+            )
         return scored
 
     async def close(self) -> None:
@@ -170,11 +185,16 @@ class WorkerProcess:
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def _spawn(theirs: socket.socket, *, model: Path, dtype: str, threads: int, log_path: Path) -> subprocess.Popen[bytes]:
+def _spawn(
+    theirs: socket.socket, *, model: Path, dtype: str, threads: int, log_path: Path, device: int | None
+) -> subprocess.Popen[bytes]:
     """The process, in its own session (Ctrl-C is the owner's to handle), its output in its log."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "agentrl_teachers.worker", "--socket", str(theirs.fileno())]
     command += ["--owner", str(os.getpid()), "--model", str(model), "--dtype", dtype, "--threads", str(threads)]
+    bound = {} if device is None else {"CUDA_VISIBLE_DEVICES": str(device)}
+    if device is not None:
+        command += ["--core", str(device)]
     with log_path.open("ab") as log_file:
         return subprocess.Popen(
             command,
@@ -182,14 +202,20 @@ def _spawn(theirs: socket.socket, *, model: Path, dtype: str, threads: int, log_
             stdout=log_file,
             stderr=subprocess.STDOUT,
             env={
-                **os.environ,
+                **{name: value for name, value in os.environ.items() if not _is_secret(name)},
                 "OMP_NUM_THREADS": str(threads),
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
+                **bound,
             },
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
+
+
+def _is_secret(name: str) -> bool:
+    """Whether an environment variable of that name is likely to hold one: the process needs no key and no token."""
+    return any(word in name.upper() for word in _SECRETS)
 
 
 async def _receive(reader: asyncio.StreamReader) -> FromWorker | None:

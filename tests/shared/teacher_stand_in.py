@@ -22,7 +22,9 @@ TOKENIZER = load_tokenizer_folder(TINY).tokenizer
 
 class StandInTeacher:
     """State of the server. `fault` takes an answer's prompt log-probabilities and spoils them, `faults` times;
-    `status` is answered instead of scores, `statuses` times; `drops` requests get no answer at all."""
+    `status` is answered instead of scores, `statuses` times, with `headers`; `raw` is answered to all;
+    `drops` requests get no answer at all. `tokenized` takes an answer about tokens and spoils it; `reads` is what its
+    tokenizer makes of a text first."""
 
     def __init__(self, model: ToyModel | None = None) -> None:
         self.model = model or ToyModel()
@@ -30,11 +32,17 @@ class StandInTeacher:
         self.max_logprobs = 20
         self.api_key: str | None = None
         self.template = "own"
+        self.template_status = 200
+        self.answers_for = "plain"
         self.delay_s = 0.0
         self.fault: Callable[[list[Any]], list[Any]] | None = None
         self.faults = 0
         self.status = 500
         self.statuses = 0
+        self.headers: dict[str, str] = {}
+        self.raw: bytes | None = None
+        self.tokenized: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
+        self.reads: Callable[[str], str] = lambda text: text
         self.drops = 0
         self.requests: list[dict[str, Any]] = []
         self.at_once = 0
@@ -63,9 +71,11 @@ class StandInTeacher:
             self.at_once -= 1
 
     def _completion(self, body: dict[str, Any]) -> web.Response:
+        if self.raw is not None:
+            return web.Response(body=self.raw, status=self.status, content_type="application/json")
         if self.statuses:
             self.statuses -= 1
-            return _error(self.status, "as told")
+            return _error(self.status, "as told", self.headers)
         ids, top_k = body["prompt"], body["prompt_logprobs"]
         if top_k > self.max_logprobs:
             return _error(400, f"Requested prompt logprobs of {top_k}, greater than max allowed: {self.max_logprobs}")
@@ -76,7 +86,8 @@ class StandInTeacher:
             self.faults -= 1
             given = self.fault(given)
         choice = {"index": 0, "text": "x", "prompt_logprobs": given, "prompt_token_ids": ids}
-        return web.Response(text=json.dumps({"choices": [choice]}), content_type="application/json")
+        answer = {"model": self.answers_for, "choices": [choice]}
+        return web.Response(text=json.dumps(answer), content_type="application/json")
 
     def _entries(self, ids: list[int], top_k: int) -> list[dict[str, Any]]:
         """As vLLM writes them: the token itself first, then the most likely ones, each id once."""
@@ -97,16 +108,20 @@ class StandInTeacher:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         if "messages" in body:
+            if self.template_status != 200:
+                return _error(self.template_status, "as told")
             messages = [ChatMessage(role=m["role"], content=m["content"]) for m in body["messages"]]
             ids = TEXT.open_chat(messages) if self.template == "own" else TEXT.encode(self.template)
         else:
-            ids = TEXT.encode(body["prompt"])
+            ids = TEXT.encode(self.reads(body["prompt"]))
         strings = [TOKENIZER.token(token) for token in ids] if body.get("return_token_strs") else None
-        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 1, "token_strs": strings})
+        answer = {"tokens": ids, "count": len(ids), "max_model_len": 1, "token_strs": strings}
+        return web.json_response(self.tokenized(answer))
 
 
-def _error(status: int, words: str) -> web.Response:
-    return web.json_response({"error": {"message": words, "type": "BadRequestError"}}, status=status)
+def _error(status: int, words: str, headers: dict[str, str] | None = None) -> web.Response:
+    body = {"error": {"message": words, "type": "BadRequestError"}}
+    return web.json_response(body, status=status, headers=headers)
 
 
 @asynccontextmanager

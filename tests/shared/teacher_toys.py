@@ -110,6 +110,7 @@ def teacher_spec(folder: Path, **changes: Any) -> TeacherSpec:
         "concurrency": 4,
         "retries": 2,
         "start_timeout_s": 300.0,
+        "device": None,
         "logs": folder,
         "cache": None,
         "environment": None,

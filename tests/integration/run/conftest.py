@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -227,6 +228,12 @@ def run(bubblewrap: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def taught(bubblewrap: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One distillation for the tests of a file; its teacher is the student's start, in a process of its own."""
     return Run(tmp_path_factory.mktemp("taught") / "run", "distill", ("--teacher", "transformers:tiny"))
+
+
+@pytest.fixture
+def distilling(bubblewrap: None, tmp_path: Path) -> Callable[..., Run]:
+    """A distillation whose first words are given."""
+    return lambda *words: Run(tmp_path / "run", "distill", words)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +25,25 @@ T = {"model": "t", "kind": "transformers"}
         ("code=https://host", {"model": "https://host", "name": "code"}, "server"),
         ("transformers:runs/t", {"model": "runs/t", "kind": "transformers"}, "transformers"),
         ("a.b-1=mine:x:y", {"model": "x:y", "name": "a.b-1", "kind": "mine"}, "mine"),
-        ("./runs/a=b", {"model": "./runs/a=b"}, "vllm"),
+        ("django/django=t", {"model": "t", "name": "django/django"}, "vllm"),
     ],
 )
 def test_a_teacher_on_the_command_line(text: str, table: dict[str, str], kind: str) -> None:
     assert parse_teacher(text) == table
     assert TeacherConfig(**table).resolved_kind == kind
+
+
+def test_a_folder_whose_name_holds_an_equals_sign_is_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    assert parse_teacher(str(folder)) == {"model": str(folder)}
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@host/v1", "https://key@host"])
+def test_no_secret_gets_into_the_run_folder(url: str) -> None:
+    with pytest.raises(ValidationError, match="AGENTRL_TEACHER_API_KEY") as caught:
+        RunConfig.model_validate({"distill": {"teachers": [{"model": url}]}})
+    assert "remedy:" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "name=", "kind:", "name=kind:"])
@@ -66,6 +80,24 @@ def test_nothing_is_no_teacher(text: str) -> None:
             "distill.top_k has no effect with distill.support=full",
         ),
         (
+            {
+                "distill": {"teachers": [T], "support": "student", "top_k": 65},
+                "train": {"divergence": {"name": "jsd"}},
+            },
+            "exceeds the 64 most likely tokens",
+        ),
+        (
+            {
+                "distill": {"teachers": [T], "support": "student"},
+                "train": {"divergence": {"name": "jsd"}},
+            },
+            "asks the policy servers about whole segments",
+        ),
+        (
+            {"distill": {"teachers": [T], "support": "full", "cache": False}, "train": {"divergence": {"name": "jsd"}}},
+            "nothing is kept",
+        ),
+        (
             {"distill": {"teachers": [T], "align": "bytes"}, "train": {"divergence": {"name": "reverse_kl"}}},
             "candidates of one vocabulary",
         ),
@@ -91,6 +123,12 @@ def test_what_cannot_be_is_refused_with_the_remedy(changes: dict[str, Any], what
     with pytest.raises(ValidationError, match=what) as caught:
         RunConfig.model_validate(changes)
     assert "remedy:" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00"])
+def test_a_teachers_name_is_a_line_of_text(name: str) -> None:
+    with pytest.raises(ValidationError, match="should match pattern"):
+        RunConfig.model_validate({"distill": {"teachers": [{**T, "name": name}]}})
 
 
 def test_a_teacher_alone_needs_no_group_and_its_window_holds_a_segment() -> None:

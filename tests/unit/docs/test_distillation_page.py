@@ -16,6 +16,7 @@ from teacher_contract import CHECKS, Case
 from teacher_toys import ANSWER, request, segment, teacher_spec
 
 from agentrl.config import DistillConfig, DivergenceConfig
+from agentrl_teachers import probe
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "distillation.md"
 
@@ -76,3 +77,13 @@ def test_tables_name_what_there_is() -> None:
     named = set(re.findall(r"`distill\.(\w+)", PAGE.read_text()))
     assert len(named) > 8
     assert named <= set(DistillConfig.model_fields)
+
+
+def test_the_probes_numbers_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    section = text[text.index("## Before a run begins") : text.index("## What is trained")]
+    sample = probe._VOCABULARY_SAMPLE
+    assert f"one of {2 * sample:,} tokens or more, that of at least {sample:,} evenly chosen ones" in section
+    assert f"up to {probe._PROBED} are asked for here all the same" in section
+    for dtype, nats in probe.REPEATED.items():
+        assert f"{nats:g}".replace("0.0001", "1e-4") in section, dtype

@@ -75,6 +75,9 @@ def changed(position: int, token: int, entry: PromptLogprob | None) -> PromptLog
         (changed(2, 7, PromptLogprob(-9999.0, 1)), "log-probability -9999.0"),
         (changed(2, 4, PromptLogprob(None, 2)), "candidate 4 at 2 has rank 2 and None"),
         (changed(2, 4, PromptLogprob(-2.0, None)), "candidate 4 at 2 has rank None"),
+        (changed(2, 5, PromptLogprob(-2.5, 2)), "3 candidates of rank 2 or better at 2"),
+        (changed(2, 2**31, PromptLogprob(-2.5, 2)), "candidate 2147483648 at 2 is no token id"),
+        (changed(2, -1, PromptLogprob(-2.5, 2)), "candidate -1 at 2 is no token id"),
     ],
 )
 def test_what_cannot_be_scores_is_refused(given: PromptLogprobs | None, words: str) -> None:

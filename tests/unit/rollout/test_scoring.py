@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import ConfigError, TeacherDeadError, TeacherRequestError
+from agentrl.errors import (
+    ConfigError,
+    PolicyRequestError,
+    SegmentUnfitError,
+    TeacherDeadError,
+    TeacherRequestError,
+)
 from agentrl.rollout.scoring import Scorer, SegmentScores
 from agentrl.trajectory import Split, TeacherScores
 from agentrl.wire import ScoreRequest, Task
@@ -88,8 +94,22 @@ def test_several_teachers_are_chosen_by_a_field_or_by_the_environment(toys: Any)
     assert (len(one.requests), len(two.requests)) == (0, 1)
     with pytest.raises(ConfigError, match="no teacher is named 'prose', which task task-1 has as family"):
         score(scorer, toys.segment(), of=task(family="prose"))
+    numbered = Scorer({"7": one, "8": two}, route="kind", timeout_s=1)
+    assert score(numbered, toys.segment(), of=task(kind=8)).teacher == "settings"
     by_environment = Scorer({"toy": one, "other": two}, route="environment", timeout_s=1)
     assert score(by_environment, toys.segment()).teacher == "functions"
+
+
+def test_a_student_that_cannot_choose_is_the_teachers_failure(toys: Any) -> None:
+    """The policy server refuses, or is slow: the segment has no scores, and no sandbox is at fault."""
+
+    async def refuse(s: Any, mask: np.ndarray) -> np.ndarray:
+        raise PolicyRequestError("too many candidates", where="the student")
+
+    scorer = Scorer({"t": Teacher()}, candidates=refuse, timeout_s=1)
+    with pytest.raises(TeacherRequestError, match="too many candidates"):
+        score(scorer, toys.segment())
+    assert scorer.take()["teacher/failures"] == 1
 
 
 @pytest.mark.parametrize(
@@ -136,12 +156,12 @@ def test_figures_are_of_the_interval(toys: Any) -> None:
         now = 8.0
 
     asyncio.run(body())
-    teacher.cache_hits = 3
+    teacher.cache_hits = 1  # one of the two: what it holds was not computed
     assert scorer.take() == {
         "teacher/failures": 0.0,
-        "teacher/cache_hits": 3.0,
+        "teacher/cache_hits": 1.0,
         "teacher/busy_fraction": 0.25,
-        "teacher/tokens_per_s": len(segment),
+        "teacher/tokens_per_s": len(segment) / 2,
     }
     now = 9.0
     assert scorer.take() == {"teacher/failures": 0.0, "teacher/cache_hits": 0.0, "teacher/busy_fraction": 0.0}
@@ -161,6 +181,20 @@ def test_scores_come_in_order_and_begin_when_a_segment_is_sealed(toys: Any) -> N
 
     assert asyncio.run(body()) == [0]
     assert [request.index for request in teacher.requests] == [0, 1]
+
+
+def test_a_segment_that_does_not_fit_is_left_unscored_and_its_rollout_stays(toys: Any) -> None:
+    segment = toys.segment()
+
+    async def body() -> tuple[Any, list[str]]:
+        scorer = Scorer({"t": Teacher(error=SegmentUnfitError("700 tokens are too many"))}, timeout_s=1)
+        scoring = SegmentScores(scorer, task=task(), trajectory_id="g0-0")
+        return await scoring.all((segment,), test_output=None), scoring.unscored
+
+    (scores,), causes = asyncio.run(body())
+    assert not scores.mask.any()
+    assert len(scores.logprobs) == len(segment)
+    assert causes == ["700 tokens are too many"]
 
 
 def test_a_teacher_that_reads_test_output_is_asked_after_grading(toys: Any) -> None:

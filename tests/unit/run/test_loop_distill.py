@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import RunFailedError, TeacherDeadError, TeacherRequestError
+from agentrl.rollout.buffer import GroupBuffer
 from agentrl.telemetry.metrics import read_events
 from agentrl.trajectory import OutcomeKind, Split, read_trajectories
 from agentrl.wire import EventKind
@@ -140,13 +141,46 @@ def test_finished_groups_keep_their_scores_over_a_resume(world: World, toy: Any)
     first = toy.Teacher()
     run = world(settings=settings(toy), teacher=first)
     with pytest.raises(toy.crash):
-        run.sit(crash_at=40)
+        run.sit(crash_at=30)
+    with GroupBuffer(run.path / "buffer.sqlite") as buffer:
+        kept = {t.trajectory_id for group in buffer.waiting() for t in group.trajectories}
+    assert kept
+    assert {name.split("/")[0] for name in first.asked} >= kept
     second = toy.Teacher()
     run.teacher = second
     run.sit()
-    assert not set(first.asked) & set(second.asked) or len(second.asked) < len(set(first.asked) | set(second.asked))
+    assert not {name.split("/")[0] for name in second.asked} & kept
     found = trajectories(run)
     assert all(len(t.scores) == len(t.segments) for t in found)
+    assert {t.trajectory_id for t in found} >= kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"distill": {"teachers": [{"model": "other", "kind": "transformers", "name": "toy"}]}},
+        {"distill": {**TEACHER, "mask_format": True}},
+    ],
+)
+def test_scores_of_another_teacher_are_not_trained_after_a_resume(world: World, toy: Any, change: Any) -> None:
+    """What waits in the buffer was scored otherwise: it is generated and scored again."""
+    run = world(settings=settings(toy), teacher=toy.Teacher())
+    with pytest.raises(toy.crash):
+        run.sit(crash_at=30)
+    with GroupBuffer(run.path / "buffer.sqlite") as buffer:
+        kept = {f"{t.trajectory_id}/0" for group in buffer.waiting() for t in group.trajectories}
+    assert kept
+    second = toy.Teacher()
+    run.teacher, run.settings = second, {**settings(toy), **change}
+    run.sit()
+    assert kept <= set(second.asked)
+    same = world(settings=settings(toy), teacher=toy.Teacher())
+    with pytest.raises(toy.crash):
+        same.sit(crash_at=30)
+    third = toy.Teacher()
+    same.teacher, same.settings = third, settings(toy, timeout_s=7.0, concurrency=3)
+    same.sit()
+    assert not kept & set(third.asked)
 
 
 def test_scoring_overlaps_with_grading_and_a_slow_teacher_is_seen(world: World, toy: Any) -> None:

@@ -73,3 +73,20 @@ def test_visible_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert available_devices(cuda=True) == [2, 5]
     assert available_devices(cuda=False)
+
+
+def test_a_teacher_that_is_started_here_has_a_device_of_its_own() -> None:
+    teachers = [{"model": "a", "name": "a"}, {"model": "http://h", "name": "b"}, {"model": "c", "name": "c"}]
+    distill = {"teachers": teachers, "route": "family"}
+    config = RunConfig.model_validate({"distill": distill, "rollout": {"schedule": "async"}})
+    placed = place(config, available=range(4), bind=True)
+    assert (placed.replicas, placed.ranks, placed.teachers, placed.devices) == ((0,), (1,), (2, 3), 4)
+    shared = RunConfig.model_validate({"distill": distill})
+    assert place(shared, available=range(4), bind=True).teachers == (1, 2)
+    assert place(config, available=range(2), bind=False).teachers == (None, None)
+    assert place(config, available=range(4), bind=True, train=False).teachers == ()
+    with pytest.raises(
+        ConfigError, match=r"1 policy server\(s\) and 1 trainer rank\(s\) and 2 teacher\(s\) need 4"
+    ) as e:
+        place(config, available=range(3), bind=True)
+    assert "--teacher URL" in e.value.remedy

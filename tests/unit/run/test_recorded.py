@@ -11,9 +11,9 @@ import pytest
 from recorded_runs import TINY, recorded_rollout, recorded_segment, write_recorded_run
 from toy_parts import ToyEnvironment
 
-from agentrl.config import RunConfig
+from agentrl.config import DistillConfig, RunConfig
 from agentrl.errors import ConfigError, DatasetError, RunFolderError
-from agentrl.run.recorded import RecordedCursor, RecordedRun
+from agentrl.run.recorded import RecordedCursor, RecordedRun, check_tasks
 from agentrl.trajectory import OutcomeKind, Source, Split, Trajectory
 from agentrl.wire import Task
 
@@ -247,3 +247,42 @@ def test_tasks_are_found_by_id_or_made_of_what_is_recorded(tmp_path: Path) -> No
     lost = open_run(write_recorded_run(tmp_path / "lost", [rollouts([9])]))
     with pytest.raises(DatasetError, match="no task train-task-0-9"):
         RecordedCursor(lost, Catalogued()).peek(1, group_size=4)
+
+
+# --- the tasks behind the rollouts --------------------------------------------------------------------------------
+
+
+class Catalogue(ToyEnvironment):
+    """Tasks by their ids, each of the family that its number says."""
+
+    def find(self, task_id: str) -> Task:
+        family = "even" if int(task_id.rpartition("-")[2]) % 2 == 0 else "odd"
+        return Task(id=task_id, environment=self.name, split=Split.TRAIN, data={"family": family})
+
+    def every(self) -> list[Task] | None:
+        return None
+
+
+def taught(*names: str, route: str | None = None, model: str = "t") -> DistillConfig:
+    teachers = [{"model": model, "name": name} for name in names]
+    return DistillConfig.model_validate({"teachers": teachers, "route": route})
+
+
+def test_every_recorded_task_must_find_its_teacher(tmp_path: Path) -> None:
+    run = open_run(write_recorded_run(tmp_path / "run", [rollouts(range(4))]))
+    check_tasks(run, Catalogue(), taught("even", "odd", route="family"))
+    check_tasks(run, ToyEnvironment(), taught("toy", "b", route="environment"))
+    check_tasks(run, ToyEnvironment(), taught("t"))
+    with pytest.raises(
+        ConfigError, match="no teacher is named 'odd', which recorded task train-task-0-1 has as family"
+    ):
+        check_tasks(run, Catalogue(), taught("even", "b", route="family"))
+
+
+@pytest.mark.parametrize("teachers", [taught("a", "b", route="family"), taught("me", model="self")])
+def test_tasks_that_cannot_be_found_are_refused_where_they_are_needed(tmp_path: Path, teachers: DistillConfig) -> None:
+    run = open_run(write_recorded_run(tmp_path / "run", [rollouts([0])]))
+    with pytest.raises(ConfigError, match="cannot be found by their ids"):
+        check_tasks(run, ToyEnvironment(), teachers)
+    with pytest.raises(ConfigError, match="are of environment toy"):
+        check_tasks(run, Catalogue(name="another"), teachers)

@@ -42,7 +42,9 @@ class Offline:
         async def whole() -> Any:
             scorer = Scorer({"teacher": self.teacher}, timeout_s=5)
             requests = RecordedCursor(self.run, ToyEnvironment()).take(4, group_size=8)
-            async with open_stream(self.run, scorer, emit=self.events.append, step=1, limit_s=self.limit_s) as stream:
+            async with open_stream(
+                self.run, scorer, emit=self.events.append, step=1, limit_s=self.limit_s, concurrency=8
+            ) as stream:
                 return await work(stream, requests)
 
         return asyncio.run(whole())

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from teacher_toys import TEXT, request, teacher_spec
 
-from agentrl.errors import TeacherUnfitError
+from agentrl.errors import TeacherRefusedError, TeacherUnfitError
 from agentrl.trajectory import Purpose, Segment, Source, Span, SpanKind, TeacherScores
 from agentrl.wire import ScoreRequest
 from agentrl_teachers.byte_teacher import ByteTeacher, pieces
@@ -202,6 +202,31 @@ def test_the_teacher_reads_each_turn_as_it_would_have_written_it() -> None:
     teacher, source = byte_teacher([b"a\nb", b"\nb"])
     scored(teacher, request(made))
     assert [source.vocabulary.tokens[token] for token in source.asked[0]] == [b"<|im_start|>", b"a", b"\n", b"b"]
+
+
+def test_a_turn_that_cannot_be_read_ends_the_reading_of_the_others() -> None:
+    ended: list[str] = []
+
+    class Refusing(byte_vocabularies.RuledSource):
+        async def encode(self, text: str, *, timeout_s: float) -> list[int]:
+            if text == "no":
+                raise TeacherRefusedError("it does not read that", where="here")
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                ended.append(text)
+                raise
+            return []
+
+    async def run() -> list[str]:
+        spec = teacher_spec(Path("/nowhere"), top_k=0, align_bytes=True)
+        teacher = ByteTeacher(Refusing(byte_vocabularies.GreedyVocabulary([])), spec, identity="")
+        made = segment([TEXT.encode(text) for text in ("a", "no", "b")])
+        with pytest.raises(TeacherRefusedError, match="does not read that"):
+            await teacher.score(request(made), timeout_s=20)
+        return sorted(ended)
+
+    assert asyncio.run(run()) == ["a", "b"]
 
 
 def test_the_probe_says_how_the_two_tokenizers_meet() -> None:

@@ -115,6 +115,21 @@ def test_what_cannot_be_scored_is_refused_alone(model: ScoringModel, fields: dic
     assert isinstance(scored, Scored)
 
 
+def test_an_answer_that_cannot_travel_is_refused(model: ScoringModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the whole vocabulary a long segment's answer is larger than a message can hold."""
+    asked = request(0, 5, vocabulary=True)
+    size = 4 * 4 * VOCABULARY
+    monkeypatch.setattr(forward, "_ARRAY_BYTES", size + 1)
+    (got,) = answers(model, [asked])
+    assert isinstance(got, Scored)
+    monkeypatch.setattr(forward, "_ARRAY_BYTES", size)
+    (refused,) = answers(model, [asked])
+    assert isinstance(refused, Refused)
+    assert "lower agent.max_tokens" in refused.what
+    (other,) = answers(model, [request(0, 5)])
+    assert isinstance(other, Scored)
+
+
 def test_messages_travel_whole() -> None:
     asked = request(7, 5, candidates=np.zeros((4, 0), np.int32), top_k=2)
     got = to_worker(frame(asked)[8:])

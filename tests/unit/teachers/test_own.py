@@ -199,4 +199,4 @@ def test_the_probe_says_what_is_told() -> None:
     notes = asyncio.run(run())
     name = "train-task-0-0"  # the first task's, which is in its hint
     more = len(told(f"Solve {name} so.")) - len(CHAT.open(PROMPT))
-    assert f"in {more} tokens for task {name}, and refuses segments of more than {1023 - more} tokens" in notes[-1]
+    assert f"in {more} tokens for task {name}, and leaves segments of more than {1023 - more} tokens" in notes[-1]

@@ -15,6 +15,7 @@ from teacher_toys import TEXT, TINY, ToyModel, ToySource, request, teacher_spec
 
 from agentrl.errors import ConfigError, DeadlineError, TeacherError, TeacherStartError, TeacherUnfitError
 from agentrl.wire import TokenScores
+from agentrl_teachers import probe as probing
 from agentrl_teachers.folder_text import FolderText, folder_identity
 from agentrl_teachers.servers import _window, open_server
 from agentrl_teachers.spelling import spelling_of
@@ -66,6 +67,22 @@ def test_as_many_candidates_as_the_server_allows(allowed: int, wanted: int, tmp_
     assert server.requests[-1]["prompt_logprobs"] == allowed
 
 
+@pytest.mark.parametrize(("allowed", "given"), [(20, 16), (5, 5), (0, 0)])
+def test_candidates_are_asked_for_by_the_probe_alone_where_none_are_wanted(
+    allowed: int, given: int, tmp_path: Path
+) -> None:
+    """The divergence `sampled` wants none, and their sum shows what the values are; a server may give none."""
+
+    def change(server: StandInTeacher) -> None:
+        server.max_logprobs = allowed
+
+    notes, server, _ = served(tmp_path, change, top_k=0)
+    *probed, scored = [sent["prompt_logprobs"] for sent in server.requests if sent["prompt"] == PROMPT]
+    assert (probed, scored) == ([given, given], 0)
+    assert any("gives no candidates" in note for note in notes) == (given == 0)
+    assert not any("instead of" in note for note in notes)
+
+
 def test_no_candidates_at_all_are_refused_where_they_are_wanted(tmp_path: Path) -> None:
     def change(server: StandInTeacher) -> None:
         server.max_logprobs = 0
@@ -110,6 +127,19 @@ def test_another_tokenizer_is_refused_wherever_it_differs(token: int, tmp_path: 
     assert "distill.align=bytes" in caught.value.remedy
 
 
+def test_of_a_large_vocabulary_evenly_chosen_tokens_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fourth token of 1,024 where 256 are enough."""
+    whole = probing._vocabulary_text(TEXT).split("\n")
+    monkeypatch.setattr(probing, "_VOCABULARY_SAMPLE", 256)
+    chosen = probing._vocabulary_text(TEXT).split("\n")
+    assert len(whole) / 5 < len(chosen) < len(whole) / 3
+    assert set(chosen) < set(whole)
+    with pytest.raises(TeacherUnfitError, match="another tokenizer than the student"):
+        probe(tmp_path, Shifted(700, 701))
+
+
 class Ending(ToySource):
     """A tokenizer that adds a token of its own at the end, or the beginning."""
 
@@ -135,6 +165,17 @@ def test_another_chat_template_is_a_note(tmp_path: Path) -> None:
     assert any("another chat template" in note for note in notes)
 
 
+@pytest.mark.parametrize("status", [400, 500, 503])
+def test_a_template_that_cannot_be_asked_for_is_a_note(status: int, tmp_path: Path) -> None:
+    """The student's own prompts are scored: no template of the teacher's is needed."""
+
+    def change(server: StandInTeacher) -> None:
+        server.template_status = status
+
+    notes, *_ = served(tmp_path, change)
+    assert any(f"chat template not compared (teacher teacher answered {status}: as told)" in note for note in notes)
+
+
 class Wavering(ToySource):
     """Other scores each time it is asked, by `by` nats."""
 
@@ -145,8 +186,9 @@ class Wavering(ToySource):
     async def score(
         self, token_ids: Sequence[int], *, top_k: int, timeout_s: float, positions: np.ndarray | None = None
     ) -> TokenScores:
-        found = await super().score(token_ids, top_k=0, timeout_s=timeout_s)
-        found.logprobs[:] -= self._by * self.asked
+        found = await super().score(token_ids, top_k=top_k, timeout_s=timeout_s)
+        for values in (found.logprobs, found.top_logprobs):
+            values[:] -= self._by * self.asked
         return found
 
 
@@ -171,10 +213,12 @@ def _raised(by: float, scale: float) -> Any:
     return change
 
 
+@pytest.mark.parametrize("top_k", [0, 16], ids=["sampled", "candidates"])
 @pytest.mark.parametrize(("by", "scale"), [(9.0, 1.0), (0.0, 0.3)], ids=["logits", "hot"])
-def test_logits_and_another_temperature_are_refused(by: float, scale: float, tmp_path: Path) -> None:
+def test_values_that_are_not_normalised_are_refused(by: float, scale: float, top_k: int, tmp_path: Path) -> None:
+    """Logits, and log-probabilities that a temperature divided: also where the run wants no candidates."""
     with pytest.raises(TeacherUnfitError, match="cannot be scores") as caught:
-        served(tmp_path, _raised(by, scale), top_k=16)
+        served(tmp_path, _raised(by, scale), top_k=top_k)
     assert "--logprobs-mode raw_logprobs" in caught.value.remedy
 
 

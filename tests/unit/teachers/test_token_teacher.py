@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from teacher_stand_in import StandInTeacher, serving
-from teacher_toys import ToyModel, request, teacher_spec
+from teacher_toys import ToyModel, ToySource, request, teacher_spec
 
 from agentrl.errors import (
     DeadlineError,
@@ -22,9 +23,11 @@ from agentrl.errors import (
     TeacherRefusedError,
     TeacherRequestError,
 )
-from agentrl.wire import Teacher
+from agentrl.wire import Teacher, TokenScores
 from agentrl_teachers import checked, openai_source
 from agentrl_teachers.servers import open_server
+from agentrl_teachers.source import TeacherBusyError
+from agentrl_teachers.token_teacher import TokenTeacher
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +104,19 @@ def _hot(given: list[Any]) -> list[Any]:
     return given
 
 
+def _crowded(given: list[Any]) -> list[Any]:
+    """More than eight candidates among the best eight."""
+    for entries in given[1:]:
+        entries.update({str(900 + n): {"logprob": -9.0, "rank": 8} for n in range(9)})
+    return given
+
+
+def _huge_id(given: list[Any]) -> list[Any]:
+    for entries in given[1:]:
+        entries[str(2**31)] = {"logprob": -9.0, "rank": 8}
+    return given
+
+
 def _none(given: list[Any]) -> None:
     return None
 
@@ -113,6 +129,8 @@ SPOILT: list[tuple[Callable[..., Any], str]] = [
     (_other_ids, "no log-probability of prompt token"),
     (_logits, "cannot be scores"),
     (_hot, "probabilities that make up"),
+    (_crowded, "candidates of rank 8 or better"),
+    (_huge_id, r"2147483648 at \d+ is no token id"),
     (_none, "0 prompt log-probabilities"),
 ]
 
@@ -132,7 +150,6 @@ def test_a_spoilt_answer_is_asked_for_again_then_an_error(fault: Any, words: str
                 await teacher.score(replace(request(), trajectory_id="r7", index=2), timeout_s=10)
             assert len(server.requests) == 5
             assert "trajectory r7, segment 2" in caught.value.where
-            assert teacher.failures == 4
 
     asyncio.run(run())
 
@@ -152,6 +169,47 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_final(tmp_path: Path) -> 
             assert len(server.requests) == 1
 
     asyncio.run(run())
+
+
+def test_a_busy_server_is_asked_until_there_is_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """429 and 503 cost no try, and the waits between them stop growing; any other failure costs one as ever."""
+    monkeypatch.setattr(checked, "_MOST_WAIT_S", 0.004)
+
+    async def run() -> None:
+        async with opened(tmp_path, retries=0) as (server, teacher):
+            for server.status in (429, 503):
+                server.statuses = 25
+                await teacher.score(request(), timeout_s=10)
+            server.status, server.statuses = 500, 1
+            with pytest.raises(TeacherRequestError, match="answered 500"):
+                await teacher.score(request(), timeout_s=10)
+            server.status, server.statuses = 503, 1_000_000
+            with pytest.raises(
+                DeadlineError, match=r"within 0\.3 s \(teacher teacher answered 503: as told\)"
+            ) as caught:
+                await teacher.score(request(), timeout_s=0.3)
+            assert "trajectory r, segment 0" in caught.value.where
+
+    asyncio.run(run())
+
+
+def test_a_busy_source_is_not_asked_before_it_wants_to_be(tmp_path: Path) -> None:
+    class Busy(ToySource):
+        busy = 1
+
+        async def score(self, *given: Any, **how: Any) -> TokenScores:
+            if self.busy:
+                self.busy -= 1
+                raise TeacherBusyError("full", after_s=0.2)
+            return await super().score(*given, **how)
+
+    async def run() -> float:
+        began = time.monotonic()
+        teacher = TokenTeacher(Busy(), teacher_spec(tmp_path, retries=0), identity="toy")
+        await teacher.score(request(), timeout_s=10)
+        return time.monotonic() - began
+
+    assert 0.2 <= asyncio.run(run()) < 5
 
 
 def test_a_dropped_connection_is_tried_again_then_the_teacher_is_dead(tmp_path: Path) -> None:
