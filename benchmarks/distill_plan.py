@@ -28,6 +28,13 @@ RL_EVERY = 8
 """Deliveries between the points of RL's curve."""
 RL_FINEST = 2
 """… in the stretch in which its level was reached. A delivery has twice the rollouts of distillation's."""
+# What learns fastest from a teacher that can score any token: all of its distribution, and a larger step (10 deliveries
+# from the shipped policy: 35 % → 71 % of 512 fresh tasks, 37 % → 62 % by the sampled token alone at half the rate).
+WHOLE_VOCABULARY = (
+    "--train.divergence.name=reverse_kl",
+    "--distill.support=full",
+    "--train.optimizer.learning-rate=1e-3",
+)
 KINDS = ("transformers", "vllm")
 KIND_STEPS = 8
 
@@ -203,7 +210,8 @@ class _Maker:
         more: tuple[str, ...] = (),
     ) -> StudentRun:
         given = ("--teacher", self._spec(teacher, name), *options)
-        words = (*more, *self._evaluation(), *self._choice.extra)
+        whole = self._choice.kind == "transformers" and case != "cross-tokenizer"
+        words = (*(WHOLE_VOCABULARY if whole else ()), *more, *self._evaluation(), *self._choice.extra)
         return self._run(case, part, seed, "distill", "distill", given, words)
 
     def _evaluation(self) -> tuple[str, ...]:
