@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import CONTEXT, OVERRIDES, ConfigFile, DryRun, Plain, Preset, RunDir
+from agentrl.cli.options import CONTEXT, OVERRIDES, ConfigFile, DryRun, Plain, Preset, Resume, RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
         preset: Preset = None,
         config: ConfigFile = None,
         run_dir: RunDir = None,
-        resume: Annotated[bool, typer.Option("--resume", help="Go on with a run folder's last checkpoint.")] = False,
+        resume: Resume = False,
         dry_run: DryRun = False,
         plain: Plain = False,
     ) -> int:

@@ -23,4 +23,5 @@ RunDir = Annotated[
     Path | None, typer.Option("--run-dir", help="The run folder; default: runs/latest, in eval runs/eval-TIME.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run folder's last checkpoint.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Plain lines instead of the live table.")]

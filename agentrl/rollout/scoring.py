@@ -52,14 +52,14 @@ class _Meter:
         if self._running == 0:
             self.busy_s += now - self._since
 
-    def take(self, now: float) -> _Meter:
-        """The interval (`began`: its seconds), and a new one begins."""
+    def take(self, now: float) -> tuple[_Meter, float]:
+        """What the interval held, and its seconds; a new one begins."""
         if self._running:
             self.busy_s += now - self._since
             self._since = now
-        taken = replace(self, began=now - self.began)
+        taken, seconds = replace(self), now - self.began
         self.segments, self.tokens, self.failures, self.busy_s, self.began = 0, 0, 0, 0.0, now
-        return taken
+        return taken, seconds
 
 
 class Scorer:
@@ -92,10 +92,6 @@ class Scorer:
         self._hits = 0
         self.after_grading = after_grading
 
-    @property
-    def teachers(self) -> Mapping[str, Teacher]:
-        return self._teachers
-
     def begin(
         self, segment: Segment, *, task: Task, trajectory_id: str, index: int, test_output: str | None = None
     ) -> asyncio.Task[TeacherScores]:
@@ -106,12 +102,12 @@ class Scorer:
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call."""
-        taken = self._meter.take(self._monotonic())
+        taken, seconds = self._meter.take(self._monotonic())
         hits = sum(getattr(teacher, "cache_hits", 0) for teacher in self._teachers.values())
         kept, self._hits = min(hits - self._hits, taken.segments), hits
         metrics = {"teacher/failures": float(taken.failures), "teacher/cache_hits": float(kept)}
-        if taken.began > 0:
-            metrics["teacher/busy_fraction"] = taken.busy_s / taken.began
+        if seconds > 0:
+            metrics["teacher/busy_fraction"] = taken.busy_s / seconds
         if taken.busy_s > 0:  # what came from disk was not computed
             computed = 1 - kept / taken.segments if taken.segments else 0.0
             metrics["teacher/tokens_per_s"] = computed * taken.tokens / taken.busy_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -77,9 +76,12 @@ def train_command(
     if dry_run:
         print(dump_toml(config), end="")
         return 0
+    from agentrl.run.recorded import open_recorded
+
+    recorded = None
     if not resume:  # a resumed run has its model in its checkpoint
         check_machine(config, train=True)
-        _recorded(config, env, Start())
+        recorded = open_recorded(config, env, Start())
     folder = open_run_folder(config.run_dir, resume=resume)
     try:
         log_to_file(folder)
@@ -89,8 +91,9 @@ def train_command(
             return 0
         if resume:
             check_machine(config, train=True, model=False)
+            recorded = open_recorded(config, env, start)
         folder.write_config(dump_toml(config))
-        return _train(config, folder, env, start, resume=resume, plain=plain)
+        return _train(config, folder, env, start, recorded, resume=resume, plain=plain)
     finally:
         folder.close()
 
@@ -122,7 +125,16 @@ def _resumed(preset: str | None, file: Path | None, run_dir: Path | None) -> tup
     return path, path / CONFIG
 
 
-def _train(config: RunConfig, folder: RunFolder, env: Environment, start: Start, *, resume: bool, plain: bool) -> int:
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    env: Environment,
+    start: Start,
+    recorded: RecordedRun | None,
+    *,
+    resume: bool,
+    plain: bool,
+) -> int:
     began = time.monotonic()
     with Recorder(folder, steps=config.steps, alarms=config.alarms, plain=plain) as recorder:
 
@@ -131,7 +143,7 @@ def _train(config: RunConfig, folder: RunFolder, env: Environment, start: Start,
             recorder.tell(EventKind.RUN_FINISHED, outcome=outcome, reason=reason, minutes=minutes)
 
         try:
-            run_interruptible(_training(config, folder, recorder, env, start, resume=resume))
+            run_interruptible(_training(config, folder, recorder, env, start, recorded, resume=resume))
             finish("done")
             code = 0
         except Interrupted:
@@ -167,14 +179,20 @@ def _report(folder: RunFolder) -> Path:
 
 
 async def _training(
-    config: RunConfig, folder: RunFolder, recorder: Recorder, env: Environment, start: Start, *, resume: bool
+    config: RunConfig,
+    folder: RunFolder,
+    recorder: Recorder,
+    env: Environment,
+    start: Start,
+    recorded: RecordedRun | None,
+    *,
+    resume: bool,
 ) -> None:
     from agentrl.policy import local_model
     from agentrl.rollout.buffer import GroupBuffer
     from agentrl.run.loop import prepare_run, train
     from agentrl.run.services import open_services
 
-    recorded = await asyncio.to_thread(_recorded, config, env, start)
     keep_tokenizer(start.checkpoint or local_model(config.policy.model), folder)
     recorder.tell(
         EventKind.RUN_STARTED,
@@ -194,19 +212,6 @@ async def _training(
             config, folder, recorder, env, train=True, resume=start.checkpoint, sampling_seed=seed
         ) as services:
             await train(prepare_run(config, folder, recorder, services, buffer, start, recorded))
-
-
-def _recorded(config: RunConfig, env: Environment, start: Start) -> RecordedRun | None:
-    """The run whose rollouts are learned from. Raises `ConfigError` where this student cannot learn from them."""
-    from agentrl.policy import local_model
-    from agentrl.run.recorded import RecordedRun, check_tasks
-
-    if config.distill.from_run is None:
-        return None
-    student = start.checkpoint or local_model(config.policy.model)
-    recorded = RecordedRun.open(config.distill.from_run, model=student, config=config)
-    check_tasks(recorded, env, config.distill)
-    return recorded
 
 
 def evaluate_command(

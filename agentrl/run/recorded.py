@@ -25,9 +25,11 @@ import numpy as np
 from agentrl.config import DistillConfig, RunConfig
 from agentrl.config.distill import SELF
 from agentrl.errors import ConfigError, DatasetError
+from agentrl.policy import local_model
 from agentrl.rollout.groups import GroupRequest
 from agentrl.run.folder import check_run_folder
 from agentrl.run.recorded_index import RecordedRollout, check_same_tokenizer, read_rollouts
+from agentrl.run.resume import Start
 from agentrl.trajectory import Split, Trajectory, read_trajectories
 from agentrl.wire import Environment, Task, TaskCatalog
 
@@ -176,6 +178,19 @@ def _units(file: Path, rollouts: Iterable[RecordedRollout], most: int) -> list[R
             names = tuple(members[at].trajectory_id for at in part)
             units.append(RecordedUnit(file, first.task_id, first.environment, first.split, names))
     return units
+
+
+def open_recorded(config: RunConfig, environment: Environment, start: Start) -> RecordedRun | None:
+    """The run that `distill.from_run` names, for a student that begins at `start`; None where none is named.
+
+    Raises what `RecordedRun.open` and `check_tasks` do.
+    """
+    if config.distill.from_run is None:
+        return None
+    student = start.checkpoint or local_model(config.policy.model)
+    recorded = RecordedRun.open(config.distill.from_run, model=student, config=config)
+    check_tasks(recorded, environment, config.distill)
+    return recorded
 
 
 def check_tasks(recorded: RecordedRun, environment: Environment, config: DistillConfig) -> None:

@@ -60,6 +60,30 @@ class FolderText:
         return name
 
 
+class FolderSource:
+    """What every `Source` and `ChatSource` has in common whose model is a folder: its text."""
+
+    def __init__(self, text: FolderText, *, name: str) -> None:
+        self._text = text
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def encode(self, text: str, *, timeout_s: float) -> list[int]:
+        """See `Source`."""
+        return self._text.encode(text)
+
+    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
+        """See `Source`."""
+        return self._text.token_bytes(token_ids)
+
+    async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
+        """See `ChatSource`."""
+        return self._text.open_chat(messages)
+
+
 def vocabulary_of(folder: Path) -> int | None:
     """The model's vocabulary size, padding included, by its config.json; None where it does not say."""
     try:

@@ -11,8 +11,8 @@ import numpy as np
 
 from agentrl.errors import ConfigError
 from agentrl.policy import local_model
-from agentrl.wire import ChatMessage, Teacher, TeacherSpec, TokenScores
-from agentrl_teachers.folder_text import FolderText, folder_identity
+from agentrl.wire import Teacher, TeacherSpec, TokenScores
+from agentrl_teachers.folder_text import FolderSource, FolderText, folder_identity
 from agentrl_teachers.making import teacher_over
 from agentrl_teachers.worker_messages import Scored
 from agentrl_teachers.worker_process import WorkerProcess
@@ -47,17 +47,12 @@ async def open_transformers(spec: TeacherSpec) -> AsyncIterator[Teacher]:
         await process.close()
 
 
-class LocalSource:
+class LocalSource(FolderSource):
     """A scoring process as a `CandidateSource`; rows that were not asked for are NaN."""
 
     def __init__(self, process: WorkerProcess, text: FolderText, *, name: str) -> None:
+        super().__init__(text, name=name)
         self._process = process
-        self._text = text
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def max_model_len(self) -> int:
@@ -82,18 +77,6 @@ class LocalSource:
         )
         assert scored.candidate_logprobs is not None
         return _spread(scored, places, length=len(ids)), scored.candidate_logprobs
-
-    async def encode(self, text: str, *, timeout_s: float) -> list[int]:
-        """See `Source`."""
-        return self._text.encode(text)
-
-    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
-        """See `Source`."""
-        return self._text.token_bytes(token_ids)
-
-    async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
-        """See `ChatSource`."""
-        return self._text.open_chat(messages)
 
 
 def _threads() -> int:

@@ -28,7 +28,7 @@ from agentrl.errors import (
 )
 from agentrl.trajectory import Segment, Split, TeacherScores
 from agentrl.wire import ChatMessage, Privileged, ScoreRequest, Task, Teacher, TeacherSpec, TokenScores
-from agentrl_teachers.folder_text import FolderText
+from agentrl_teachers.folder_text import FolderSource, FolderText
 from agentrl_teachers.token_teacher import TokenTeacher
 
 _PATCH = "The patch that solves it:"
@@ -43,16 +43,12 @@ async def open_self(spec: TeacherSpec) -> AsyncIterator[Teacher]:
     yield SelfTeacher(spec)
 
 
-class StudentSource:
+class StudentSource(FolderSource):
     """The student's present weights as a `Source`. Their scores change with each delivery, so none is kept."""
 
     def __init__(self, spec: TeacherSpec) -> None:
+        super().__init__(FolderText(spec.student), name=spec.name)
         self._spec = spec
-        self._text = FolderText(spec.student)
-
-    @property
-    def name(self) -> str:
-        return self._spec.name
 
     @property
     def max_model_len(self) -> int:
@@ -66,18 +62,6 @@ class StudentSource:
             return await self._spec.score_student(token_ids, top_k=top_k, timeout_s=timeout_s)
         except PolicyRequestError as error:
             raise TeacherRequestError(error.what, where=error.where, remedy=error.remedy) from error
-
-    async def encode(self, text: str, *, timeout_s: float) -> list[int]:
-        """See `Source`."""
-        return self._text.encode(text)
-
-    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
-        """See `Source`."""
-        return self._text.token_bytes(token_ids)
-
-    async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
-        """See `ChatSource`."""
-        return self._text.open_chat(messages)
 
 
 class SelfTeacher:

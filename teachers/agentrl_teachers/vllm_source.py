@@ -9,23 +9,18 @@ import numpy as np
 
 from agentrl.errors import PolicyDeadError, PolicyError, TeacherDeadError, TeacherError, TeacherRequestError
 from agentrl.policy import VllmClient
-from agentrl.wire import ChatMessage, TokenScores
-from agentrl_teachers.folder_text import FolderText
+from agentrl.wire import TokenScores
+from agentrl_teachers.folder_text import FolderSource, FolderText
 
 _T = TypeVar("_T")
 
 
-class VllmSource:
+class VllmSource(FolderSource):
     """The server behind `client`; its tokenizer and template are read from the model's folder."""
 
     def __init__(self, client: VllmClient, text: FolderText, *, name: str) -> None:
+        super().__init__(text, name=name)
         self._client = client
-        self._text = text
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def max_model_len(self) -> int:
@@ -35,15 +30,6 @@ class VllmSource:
         self, token_ids: Sequence[int], *, top_k: int, timeout_s: float, positions: np.ndarray | None = None
     ) -> TokenScores:
         return await self._told(self._client.score(token_ids, top_k=top_k, timeout_s=timeout_s, positions=positions))
-
-    async def encode(self, text: str, *, timeout_s: float) -> list[int]:
-        return self._text.encode(text)
-
-    async def token_bytes(self, token_ids: Sequence[int], *, timeout_s: float) -> list[bytes]:
-        return self._text.token_bytes(token_ids)
-
-    async def open_chat(self, messages: Sequence[ChatMessage], *, timeout_s: float) -> list[int]:
-        return self._text.open_chat(messages)
 
     async def _told(self, asked: Awaitable[_T]) -> _T:
         """What went wrong, as a teacher's errors."""
@@ -57,6 +43,6 @@ class VllmSource:
             return TeacherDeadError(
                 error.what,
                 where=error.where,
-                remedy=f"logs/teacher-{self._name}.log says why it ended; then start the run again with --resume",
+                remedy=f"logs/teacher-{self.name}.log says why it ended; then start the run again with --resume",
             )
         return TeacherRequestError(error.what, where=error.where, remedy=error.remedy)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -382,30 +381,6 @@ def test_the_window_is_the_smallest() -> None:
             await client.aclose()
 
     asyncio.run(run())
-
-
-def test_scores_are_of_one_version_and_go_where_least_is_to_do() -> None:
-    """A delivery in the middle of a request would mix two versions' log-probabilities: it is asked again."""
-
-    class Client:
-        def __init__(self, load: int) -> None:
-            self.traffic: Any = SimpleNamespace(in_flight=SimpleNamespace(now=load))
-            self.asked: list[float] = []
-
-        async def score(self, token_ids: Any, *, top_k: int, timeout_s: float) -> str:
-            self.asked.append(timeout_s)
-            if len(self.asked) == 1:
-                router._hold(8)
-            return f"answer {len(self.asked)}"
-
-    busy, idle = Client(3), Client(1)
-    router = PolicyRouter([busy, idle])  # type: ignore[list-item]
-    router._hold(7)
-    found: Any = asyncio.run(router.score([1, 2, 3], top_k=0, timeout_s=5.0))
-    assert found == "answer 2"
-    assert busy.asked == []
-    assert len(idle.asked) == 2
-    assert idle.asked[1] <= idle.asked[0] <= 5.0
 
 
 def test_k22_a_score_that_is_given_up_waits_for_the_delivery_before_it_is_closed(tmp_path: Path) -> None:
