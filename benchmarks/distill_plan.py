@@ -35,6 +35,8 @@ WHOLE_VOCABULARY = (
     "--distill.support=full",
     "--train.optimizer.learning-rate=1e-3",
 )
+# RL's last evaluation may be a lucky one, and distillation has to reach it: it goes on for longer than its preset.
+STEPS = 14
 KINDS = ("transformers", "vllm")
 KIND_STEPS = 8
 
@@ -211,7 +213,8 @@ class _Maker:
     ) -> StudentRun:
         given = ("--teacher", self._spec(teacher, name), *options)
         whole = self._choice.kind == "transformers" and case != "cross-tokenizer"
-        words = (*(WHOLE_VOCABULARY if whole else ()), *more, *self._evaluation(), *self._choice.extra)
+        way = WHOLE_VOCABULARY if whole else ()
+        words = (f"--steps={STEPS}", *way, *more, *self._evaluation(), *self._choice.extra)
         return self._run(case, part, seed, "distill", "distill", given, words)
 
     def _evaluation(self) -> tuple[str, ...]:
