@@ -73,7 +73,7 @@ def test_every_run_is_measured_alike(tmp_path: Path) -> None:
 def test_how_long_runs_are(tmp_path: Path) -> None:
     """Warm-up is a small share of the updates of both."""
     for run in plan_of(tmp_path).chosen:
-        assert run.config.steps == (10 if run.verb == "distill" else 32)
+        assert run.config.steps == (14 if run.verb == "distill" else 32)
         updates = run.config.steps * run.config.train.updates_per_step
         assert run.config.train.optimizer.warmup_updates <= updates / 10
 
@@ -165,7 +165,7 @@ def test_checkpoints_that_make_the_curve_are_kept(tmp_path: Path) -> None:
         ours = run.verb == "distill"
         assert run.config.checkpoint.every_steps == (1 if ours else 2)
         assert run.config.checkpoint.keep >= run.config.steps
-        assert list(plan.curve(run)) == list(range(1, 10) if ours else range(2, 32, 2)), "both ends are the run's own"
+        assert list(plan.curve(run)) == list(range(1, 14) if ours else range(2, 32, 2)), "both ends are the run's own"
         model, folder = plan.curve(run)[8]
         assert model == run.folder / "checkpoints" / "step_000008"
         assert folder == tmp_path / "curves" / f"{run.name}-step000008"
