@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 
         Writes trajectories and predictions.jsonl into a run folder; with --reference references.jsonl.
         """
-        from agentrl.run.command import evaluate_command
+        from agentrl.run.evaluate_command import evaluate_command
 
         return evaluate_command(
             environment=environment,

@@ -1,15 +1,15 @@
 """Recorded rollouts that are scored by teachers: a stand-in for the engine's stream of groups.
 
-A group that is started is read and scored, and comes out of `next` once all its segments have their scores. Nothing is
-generated: token ids, log-probabilities, versions and rewards are as recorded. The record of such a rollout is a new
-one, with the name of its place in this run and an event that says where it comes from; what clocks said is left out.
+A group that is started is read and scored, and comes out of `next` once all its segments have their scores, in the
+order in which they were started, whichever was scored first: the same seed trains the same data. Nothing is generated:
+token ids, log-probabilities, versions and rewards are as recorded. The record of such a rollout is a new one, with the
+name of its place in this run and an event that says where it comes from; what clocks said is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -43,8 +43,7 @@ class RecordedStream:
         self._recorded, self._scorer, self._emit = recorded, scorer, emit
         self._step, self._limit_s, self._done = step, limit_s, 0
         self._places = asyncio.Semaphore(concurrency)
-        self._tasks: dict[str, asyncio.Task[GroupResult]] = {}
-        self._finished: deque[tuple[str, asyncio.Task[GroupResult]]] = deque()
+        self._tasks: dict[str, asyncio.Task[GroupResult]] = {}  # as they were started
         self._news = asyncio.Event()
 
     @property
@@ -58,7 +57,7 @@ class RecordedStream:
     @property
     def running(self) -> tuple[str, ...]:
         """The groups that were started and not taken yet."""
-        return (*(name for name, _ in self._finished), *self._tasks)
+        return tuple(self._tasks)
 
     def prepare(self, requests: Sequence[GroupRequest]) -> None:
         """Nothing: a recorded group needs no sandbox, and one that is not started yet must not be scored, as its
@@ -66,7 +65,7 @@ class RecordedStream:
 
     def start(self, *requests: GroupRequest) -> None:
         """Begin to score these groups."""
-        if running := [request.group_id for request in requests if request.group_id in self.running]:
+        if running := [request.group_id for request in requests if request.group_id in self._tasks]:
             raise ValueError(f"groups {running} are running already")
         for request in requests:
             task = asyncio.create_task(self._group(request), name=request.group_id)
@@ -83,33 +82,34 @@ class RecordedStream:
 
     async def drop(self, group_ids: Iterable[str]) -> tuple[str, ...]:
         """Give these groups up; the names of those that were still here."""
-        wanted = set(group_ids)
-        finished = [name for name, _ in self._finished if name in wanted]
-        self._finished = deque(item for item in self._finished if item[0] not in wanted)
-        tasks = {name: self._tasks.pop(name) for name in wanted if name in self._tasks}
+        tasks = {name: self._tasks.pop(name) for name in set(group_ids) if name in self._tasks}
         await _cancelled(tasks.values())
-        return (*finished, *tasks)
+        return tuple(tasks)
 
     async def close(self) -> None:
         """Give everything up."""
         await self.drop(self.running)
 
     async def _next(self) -> GroupResult:
-        while not self._finished:
+        while (task := self._ready()) is None:
             self._news.clear()
             await self._news.wait()
-        _, task = self._finished.popleft()
+        del self._tasks[task.get_name()]
         if task.cancelled():
             raise RuntimeError(f"{task.get_name()} was cancelled by something within it")
         return task.result()
 
     def _ended(self, task: asyncio.Task[GroupResult]) -> None:
-        name = task.get_name()
-        failed = task.cancelled() or task.exception() is not None
-        if self._tasks.get(name) is task:  # else it was dropped
-            del self._tasks[name]
-            (self._finished.appendleft if failed else self._finished.append)((name, task))  # faults go first
-            self._news.set()
+        if not task.cancelled():
+            task.exception()  # looked at: one that nobody takes any more is no warning
+        self._news.set()
+
+    def _ready(self) -> asyncio.Task[GroupResult] | None:
+        """The group to give next: one that failed, or the one that was started first, once it is done."""
+        ended = [task for task in self._tasks.values() if task.done()]
+        failed = next((task for task in ended if task.cancelled() or task.exception() is not None), None)
+        first = next(iter(self._tasks.values()), None)
+        return failed or (first if first is not None and first.done() else None)
 
     async def _group(self, request: GroupRequest) -> GroupResult:
         unit = self._recorded.at(request.index)
@@ -123,7 +123,7 @@ class RecordedStream:
 
     async def _rollout(self, request: GroupRequest, number: int, recorded: Trajectory) -> Trajectory:
         """A recorded rollout with its scores; without them it is lost, with the cause."""
-        name, began, started = request.trajectory_id(number), time.time(), time.monotonic()
+        name, began = request.trajectory_id(number), time.time()
         scores: tuple[TeacherScores, ...] = ()
         cause = ""
         scoring = SegmentScores(self._scorer, task=request.task, trajectory_id=name)
@@ -152,7 +152,7 @@ class RecordedStream:
             turns=tuple(TurnTiming(finish_reason=turn.finish_reason) for turn in recorded.turns),
             started_at=began,
             ended_at=time.time(),
-            info={**counts, "attempts": 1.0, "teacher_wait_s": time.monotonic() - started},
+            info={**counts, "attempts": 1.0},
             events=(*recorded.events, origin, *({"kind": "unscored", "cause": why} for why in scoring.unscored)),
             scores=scores,
         )

@@ -17,10 +17,10 @@ from agentrl.config import RunConfig
 from agentrl.errors import InfrastructureError, PolicyDeadError
 from agentrl.policy import ServerExit, ServerStats
 from agentrl.rollout.groups import GroupResult
-from agentrl.run import command, services
 from agentrl.run import evaluate as evaluation
-from agentrl.run.command import _require_counted
+from agentrl.run import evaluate_command, services
 from agentrl.run.evaluate import prediction, solve_rate
+from agentrl.run.evaluate_command import _require_counted
 from agentrl.telemetry.statistics import wilson
 from agentrl.trajectory import Outcome, OutcomeKind, Segment, Span, SpanKind, Split, Trajectory
 
@@ -127,11 +127,11 @@ def test_k19_a_server_that_dies_ends_an_evaluation_at_once(tmp_path: Path, monke
 
     monkeypatch.setattr(services, "open_services", opened)
     monkeypatch.setattr(evaluation, "evaluate", hanging)
-    monkeypatch.setattr(command, "keep_tokenizer", lambda *_: None)
+    monkeypatch.setattr(evaluate_command, "keep_tokenizer", lambda *_: None)
     told: list[str] = []
     recorder: Any = SimpleNamespace(tell=lambda kind, **_: told.append(kind))
     config, folder = RunConfig.model_validate({}), SimpleNamespace(path=tmp_path)
     wanted: Any = {"split": Split.FRESH, "tasks": 1, "samples": 1, "reference": False}
     with pytest.raises(PolicyDeadError, match="ended with exit code -9"):
-        asyncio.run(asyncio.wait_for(command._evaluation(config, folder, recorder, None, **wanted), 10))  # type: ignore[arg-type]
+        asyncio.run(asyncio.wait_for(evaluate_command._evaluation(config, folder, recorder, None, **wanted), 10))  # type: ignore[arg-type]
     assert "load" in told

@@ -85,7 +85,7 @@ def test_k38_every_segment_is_scored_and_all_else_is_as_recorded(tmp_path: Path)
             assert [np.array_equal(s.mask, g.agent_mask) for s, g in zip(now.scores, now.segments, strict=True)]
             assert now.events[-1] == {"kind": "recorded", "run": str(offline.run.folder), "trajectory": name}
             assert (now.started_at > before.ended_at, now.turns[0].tool_s, now.turns[0].decode_s) == (True, 0, 0)
-            assert {"submitted", "attempts", "teacher_wait_s"} == set(now.info), "recorded clocks are left out"
+            assert {"submitted", "attempts"} == set(now.info), "recorded clocks are left out"
             assert now.info["attempts"] == 1
         assert group.versions is not None
         assert (group.versions.oldest, group.versions.newest) == (7, 8)
@@ -129,6 +129,24 @@ def test_k36_a_rollout_without_its_scores_is_lost_with_the_cause(tmp_path: Path)
     assert notes == ["rollout recorded-000001-1 is lost: TeacherRequestError: position 3 is NaN"]
 
 
+def done(stream: RecordedStream) -> int:
+    return sum(task.done() for task in stream._tasks.values())
+
+
+def test_groups_come_in_the_order_of_the_data_whichever_is_scored_first(tmp_path: Path) -> None:
+    def wait(request: ScoreRequest) -> Awaitable[None] | None:
+        return asyncio.sleep(0.1) if request.trajectory_id.startswith("recorded-000000") else None
+
+    offline = Offline(tmp_path, SayingTeacher(on_score=wait))
+
+    async def work(stream: RecordedStream, requests: list[GroupRequest]) -> list[int]:
+        stream.start(*requests[:3])
+        await until(lambda: done(stream) == 2)
+        return [(await stream.next(timeout_s=5)).index for _ in range(3)]
+
+    assert offline.play(work) == [0, 1, 2]
+
+
 def test_a_dead_teacher_ends_the_run_before_what_was_finished(tmp_path: Path) -> None:
     def die(request: ScoreRequest) -> None:
         if request.trajectory_id.startswith("recorded-000002"):
@@ -138,7 +156,7 @@ def test_a_dead_teacher_ends_the_run_before_what_was_finished(tmp_path: Path) ->
 
     async def work(stream: RecordedStream, requests: list[GroupRequest]) -> None:
         stream.start(*requests)
-        await until(lambda: len(stream._finished) == 4)
+        await until(lambda: done(stream) == 4)
         with pytest.raises(TeacherDeadError):
             await stream.next(timeout_s=None)
 
@@ -169,7 +187,7 @@ def test_dropped_groups_are_gone_running_or_finished(tmp_path: Path) -> None:
 
     async def work(stream: RecordedStream, requests: list[GroupRequest]) -> Any:
         stream.start(*requests[:3])
-        await until(lambda: len(stream._finished) == 2 and len(offline.teacher.asked) == 9)
+        await until(lambda: done(stream) == 2 and len(offline.teacher.asked) == 9)
         dropped = await stream.drop(["recorded-000000", "recorded-000001", "recorded-000009"])
         assert set(dropped) == {"recorded-000000", "recorded-000001"}
         assert stream.running == ("recorded-000002",)
@@ -205,7 +223,7 @@ def test_a_fault_that_nobody_takes_makes_no_noise(tmp_path: Path, caplog: pytest
 
     async def work(stream: RecordedStream, requests: list[GroupRequest]) -> None:
         stream.start(*requests)
-        await until(lambda: len(stream._finished) == 4)
+        await until(lambda: done(stream) == 4)
 
     offline.play(work)
     gc.collect()
