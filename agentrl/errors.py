@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,6 +51,19 @@ class UsageError(AgentRLError):
 
 class ConfigError(UsageError):
     """An unknown key, a value out of range, an option without effect, or an impossible combination."""
+
+
+class NoTeacherError(ConfigError):
+    """None of several teachers serves a task: the run ends, as it would learn from the other tasks alone."""
+
+    @classmethod
+    def of(cls, task: str, *, route: str, value: str, names: Iterable[str]) -> NoTeacherError:
+        """`route` of `task` has `value`, and the teachers are called `names`."""
+        return cls(
+            f"no teacher is named {value!r}, which task {task} has as {route}",
+            where="distill.route",
+            remedy=f"give one: --teacher {value}=T; there are: {', '.join(sorted(names))}",
+        )
 
 
 class UnknownEnvironmentError(UsageError):

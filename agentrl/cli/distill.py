@@ -50,16 +50,14 @@ def register(app: typer.Typer) -> None:
     ) -> int:
         """Train a policy to act as its teacher would: the teacher scores what the policy itself samples.
 
-        ENV is the environment to practise on; default: swe-gym.
+        ENV is the environment to practise on; default: the configured one, which is swe-gym unless set otherwise.
         """
-        from agentrl.config import EnvironmentConfig
         from agentrl.config.distill import parse_teacher
         from agentrl.run.command import train_command
 
         # An optional argument of typer's would take the first word of a dotted option for itself.
-        environment, *rest = (
-            context.args if context.args and not context.args[0].startswith("-") else ("", *context.args)
-        )
+        named = bool(context.args) and not context.args[0].startswith("-")
+        environment, *rest = context.args if named else (None, *context.args)
         words: list[str] = []
         if teacher:
             tables = [parse_teacher(text) for text in teacher]
@@ -72,7 +70,7 @@ def register(app: typer.Typer) -> None:
         texts = {key: json.dumps(value, ensure_ascii=False) for key, value in given.items() if value is not None}
         words += [f"--distill.{key}={text}" for key, text in texts.items()]
         return train_command(
-            environment=environment or EnvironmentConfig().name,
+            environment=environment,
             preset=preset,
             file=config,
             run_dir=run_dir,

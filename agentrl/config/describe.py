@@ -56,7 +56,7 @@ MEANINGS = {
     "rollout.group_timeout_s": "for one rollout as a whole, retries included",
     "distill.teachers": "see below; `--teacher`",
     "distill.teachers.model": "a folder, a hub name, the URL of a running vLLM server, or `self`",
-    "distill.dtype": "of the teachers that are started here",
+    "distill.dtype": "of the teachers that are started here; how exactly a server must repeat itself",
     "train.dtype": "of the passes' matrix products; weights stay float32",
     "train.advantage.name": "see [environments](environments.md#an-advantage-in-ten-lines)",
     "train.loss.name": "the policy-gradient loss",

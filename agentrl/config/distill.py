@@ -46,6 +46,15 @@ class TeacherConfig(Model):
                 )
         return self
 
+    @model_validator(mode="after")
+    def validate_self(self) -> TeacherConfig:
+        if self.kind == SELF and self.model != SELF:
+            raise ValueError(
+                f"teacher `self` is the student's own weights, and {self.model!r} has no effect; remedy: "
+                f"--teacher self, or --teacher transformers:{self.model}"
+            )
+        return self
+
     @property
     def resolved_kind(self) -> str:
         """The entry point of group `agentrl.teachers` that makes this teacher."""
@@ -135,6 +144,11 @@ class DistillConfig(Model):
     def started_here(self) -> tuple[TeacherConfig, ...]:
         """The teachers that take a device of this machine."""
         return tuple(teacher for teacher in self.teachers if teacher.resolved_kind not in ("server", SELF))
+
+    @property
+    def asks_policy(self) -> bool:
+        """The student's own servers score segments."""
+        return self.support == "student" or any(teacher.resolved_kind == SELF for teacher in self.teachers)
 
     @model_validator(mode="after")
     def validate_effects(self) -> DistillConfig:

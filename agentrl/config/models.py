@@ -303,10 +303,13 @@ class RunConfig(Model):
                 f"agent.episode_timeout_s + rollout.grade_timeout_s + 2 · sandbox.start_timeout_s = {needed_s:g}; "
                 "remedy: raise the first or lower one of the others"
             )
-        for key, limit_s in (
-            ("rollout.grade_timeout_s", self.rollout.grade_timeout_s),
-            ("agent.tools.command_timeout_s", self.agent.tools.command_timeout_s),
-        ):
+        limits_s = {
+            "rollout.grade_timeout_s": self.rollout.grade_timeout_s,
+            "agent.tools.command_timeout_s": self.agent.tools.command_timeout_s,
+        }
+        if self.distill.active and self.distill.from_run is None:
+            limits_s["distill.timeout_s"] = self.distill.timeout_s
+        for key, limit_s in limits_s.items():
             if limit_s > self.rollout.stuck_timeout_s:
                 raise ValueError(
                     f"{key} ({limit_s:g}) exceeds rollout.stuck_timeout_s ({self.rollout.stuck_timeout_s:g}), after "
@@ -340,9 +343,10 @@ class RunConfig(Model):
                 f"({self.teacher_window}), which must hold a whole segment and one token more; remedy: lower the first "
                 "or raise the second"
             )
-        if self.distill.support == "student" and self.agent.max_tokens >= self.policy.max_model_len:
+        if self.distill.asks_policy and self.agent.max_tokens >= self.policy.max_model_len:
+            what = "teacher `self`" if self.distill.support != "student" else "distill.support=student"
             raise ValueError(
-                f"distill.support=student asks the policy servers about whole segments, and agent.max_tokens "
+                f"{what} asks the policy servers about whole segments, and agent.max_tokens "
                 f"({self.agent.max_tokens}) is not below policy.max_model_len ({self.policy.max_model_len}); remedy: "
                 "lower the first or raise the second"
             )

@@ -25,6 +25,7 @@ from agentrl.errors import (
     DeadlineError,
     GradingTimeoutError,
     NoSandboxBackendError,
+    NoTeacherError,
     PolicyDeadError,
     TeacherDeadError,
     TrainerError,
@@ -40,7 +41,7 @@ from agentrl.trajectory import Outcome, OutcomeKind, Segment, TeacherScores, Tra
 from agentrl.wire import Environment, Grade, Sandbox, SandboxPool, Task
 
 # After one of these every other rollout would fail the same way: the run ends and can be resumed.
-ENDS_RUN = (PolicyDeadError, NoSandboxBackendError, TeacherDeadError, TrainerError)
+ENDS_RUN = (PolicyDeadError, NoSandboxBackendError, NoTeacherError, TeacherDeadError, TrainerError)
 
 _PREPARE_S = 120.0
 _COLLECT_S = 60.0

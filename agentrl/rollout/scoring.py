@@ -15,16 +15,18 @@ import numpy as np
 
 from agentrl.errors import (
     AgentRLError,
-    ConfigError,
     DeadlineError,
+    NoTeacherError,
     PolicyRequestError,
     RecordError,
     SegmentUnfitError,
+    TeacherDeadError,
+    TeacherError,
     TeacherRequestError,
 )
 from agentrl.rollout.batching import trainable
 from agentrl.trajectory import Segment, TeacherScores
-from agentrl.wire import ScoreRequest, Task, Teacher
+from agentrl.wire import SAME_MODEL, ScoreRequest, Task, Teacher
 
 Candidates = Callable[[Segment, np.ndarray], Awaitable[np.ndarray]]
 """int32 [N, K]: the tokens to be scored at each of the N positions of a mask [T], by the student's own choice."""
@@ -95,8 +97,8 @@ class Scorer:
     def begin(
         self, segment: Segment, *, task: Task, trajectory_id: str, index: int, test_output: str | None = None
     ) -> asyncio.Task[TeacherScores]:
-        """Begin to score a sealed segment. The task raises `TeacherError`, or `ConfigError` for a task of no teacher;
-        whoever gives the rollout up cancels it."""
+        """Begin to score a sealed segment. The task raises `TeacherError`, or `NoTeacherError`; whoever gives
+        the rollout up cancels it."""
         work = self._score(segment, task, trajectory_id, index, test_output)
         return asyncio.create_task(work, name=f"score {trajectory_id}, segment {index}")
 
@@ -114,16 +116,12 @@ class Scorer:
         return metrics
 
     def teacher_of(self, task: Task) -> Teacher:
-        """The teacher of a task. Raises `ConfigError` where none serves it."""
+        """The teacher of a task. Raises `NoTeacherError` where none serves it."""
         if self._route is None:
             return next(iter(self._teachers.values()))
         value = str(task.environment if self._route == "environment" else task.data.get(self._route))
         if value not in self._teachers:
-            raise ConfigError(
-                f"no teacher is named {value!r}, which task {task.id} has as {self._route}",
-                where="distill.route",
-                remedy=f"give one: --teacher {value}=T; there are: {', '.join(sorted(self._teachers))}",
-            )
+            raise NoTeacherError.of(task.id, route=self._route, value=value, names=self._teachers)
         return self._teachers[value]
 
     def mask(self, segment: Segment) -> np.ndarray:
@@ -155,6 +153,23 @@ class Scorer:
         self._meter.segments += 1
         self._meter.tokens += len(segment)
         return scores
+
+    async def repeats(
+        self, segment: Segment, scores: TeacherScores, *, task: Task, trajectory_id: str, index: int
+    ) -> bool:
+        """Whether the teacher that gave `scores` of a segment gives the same still. Raises `TeacherDeadError`."""
+        request = ScoreRequest(
+            trajectory_id=trajectory_id, index=index, segment=segment, mask=self.mask(segment), task=task
+        )
+        try:
+            now = await self.teacher_of(task).score(request, timeout_s=self._timeout_s)
+        except TeacherDeadError:
+            raise
+        except (TeacherError, DeadlineError):
+            return False
+        if not np.array_equal(now.mask, scores.mask):
+            return False
+        return bool(np.abs(now.logprobs - scores.logprobs)[scores.mask].max(initial=0.0) <= SAME_MODEL)
 
     async def _asked(self, teacher: Teacher, request: ScoreRequest) -> TeacherScores:
         """The teacher's answer within one deadline, the student's choice of candidates included."""

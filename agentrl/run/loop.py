@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.config import RunConfig
+from agentrl.config.distill import SELF
 from agentrl.errors import RunFailedError
 from agentrl.rollout.batching import form_batch, trained_records
 from agentrl.rollout.buffer import GroupBuffer
@@ -32,6 +33,7 @@ from agentrl.rollout.source import GroupCursor, GroupStream
 from agentrl.run.evaluate import evaluate_splits
 from agentrl.run.feed import GroupFeed, Settled
 from agentrl.run.folder import RunFolder
+from agentrl.run.kept import drop_all, drop_changed, sampled_alike
 from agentrl.run.recorded import RecordedCursor, RecordedRun
 from agentrl.run.recorded_stream import open_stream
 from agentrl.run.recorder import Recorder
@@ -155,7 +157,7 @@ async def train(run: TrainingRun) -> None:
             buffer=run.buffer,
             stream=stream,
             dry=run.dry,
-            kept=_kept(run),
+            kept=await _kept(run),
             note=run.recorder.note,
         )
         feed.restore(run.start.state.in_flight)
@@ -192,25 +194,18 @@ def _open_stream(run: TrainingRun) -> AbstractAsyncContextManager[GroupStream]:
     )
 
 
-def _kept(run: TrainingRun) -> dict[str, GroupResult]:
-    """Groups that an interrupted run had finished: those within the staleness bound that were sampled and scored
-    as configured. The others are dropped and generated again."""
+async def _kept(run: TrainingRun) -> dict[str, GroupResult]:
+    """Groups that an interrupted run had finished, sampled and scored as configured. The others are dropped and
+    generated again."""
     other_scores = run.start.state.teaching != teaching_digest(run.config)
     if run.recorded is not None or other_scores:  # recorded ones are read and scored again
-        run.buffer.drop([group.group_id for group in run.buffer.waiting()])
+        drop_all(run.buffer)
         return {}
-    bound = run.scheduler.schedule.max_staleness
-    run.buffer.drop_outside(oldest=run.version - bound, newest=run.version)
-    wanted = run.config.rollout
-    waiting = {group.group_id: group for group in run.buffer.waiting()}
-    unlike = {
-        name
-        for name, group in waiting.items()
-        if len(group.trajectories) != wanted.group_size
-        or any(t.temperature != wanted.temperature for t in group.trajectories)
-    }
-    run.buffer.drop(unlike)
-    return {name: group for name, group in waiting.items() if name not in unlike}
+    kept = sampled_alike(run.buffer, run.config.rollout, version=run.version)
+    if run.services.scorer is None:
+        return kept
+    fixed = [teacher.name for teacher in run.config.distill.teachers if teacher.resolved_kind != SELF]
+    return await drop_changed(run.buffer, kept, run.services.scorer, run.cursor, teachers=fixed, note=run.recorder.note)
 
 
 async def _step(run: TrainingRun, feed: GroupFeed, meter: StepMeter) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from agentrl.config import DistillConfig, RunConfig
 from agentrl.config.distill import SELF
-from agentrl.errors import ConfigError, DatasetError
+from agentrl.errors import ConfigError, DatasetError, NoTeacherError
 from agentrl.policy import local_model
 from agentrl.rollout.groups import GroupRequest
 from agentrl.run.folder import check_run_folder
@@ -194,8 +194,13 @@ def open_recorded(config: RunConfig, environment: Environment, start: Start) -> 
 
 
 def check_tasks(recorded: RecordedRun, environment: Environment, config: DistillConfig) -> None:
-    """Raise `ConfigError` where the teachers need the tasks themselves and they cannot be had, or where none of the
-    teachers serves one of them."""
+    """Raise `ConfigError` where the teachers need the tasks themselves and they cannot be had, `NoTeacherError` where
+    none of the teachers serves one of them (looked for in the first tasks, by name)."""
+    names = {teacher.name for teacher in config.teachers}
+    if config.route == "environment":
+        for unit in recorded.units:
+            if unit.environment not in names:
+                raise NoTeacherError.of(unit.task_id, route=config.route, value=unit.environment, names=names)
     if config.route in (None, "environment") and all(t.resolved_kind != SELF for t in config.teachers):
         return
     strangers = sorted({unit.environment for unit in recorded.units} - {environment.name})
@@ -208,14 +213,9 @@ def check_tasks(recorded: RecordedRun, environment: Environment, config: Distill
         )
     if config.route in (None, "environment"):
         return
-    names = {teacher.name for teacher in config.teachers}
     for task_id in sorted({unit.task_id for unit in recorded.units})[:_LOOKED_AT]:
         if (value := str(environment.find(task_id).data.get(config.route))) not in names:
-            raise ConfigError(
-                f"no teacher is named {value!r}, which recorded task {task_id} has as {config.route}",
-                where="distill.route",
-                remedy=f"give one: --teacher {value}=T",
-            )
+            raise NoTeacherError.of(task_id, route=config.route, value=value, names=names)
 
 
 class RecordedCursor:

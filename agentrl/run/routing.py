@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.config import RunConfig, TeacherConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, NoTeacherError
 from agentrl.run.environments import entry_point
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, OpenTeacher
@@ -26,19 +26,23 @@ def find_opener(teacher: TeacherConfig) -> OpenTeacher:
     return opener
 
 
-def check_teachers(config: RunConfig, environment: Environment) -> None:
-    """Raise `ConfigError` for a kind that is not installed, or tasks that no teacher serves; before anything starts."""
+def check_teachers(config: RunConfig, environment: Environment) -> list[str]:
+    """Before anything starts: whether every kind is installed and every task of a first step finds its teacher.
+
+    Returns lines about teachers that serve none of those tasks. Raises `UnknownEnvironmentError` for a kind,
+    `NoTeacherError` for a task.
+    """
     for teacher in config.distill.teachers:
         entry_point(GROUP, teacher.resolved_kind, what=f"kind of teacher {teacher.resolved_kind!r}")
     route = config.distill.route
     if route is None or config.distill.from_run is not None:  # recorded tasks: `recorded.check_tasks`
-        return
-    names = {teacher.name for teacher in config.distill.teachers}
+        return []
+    names = [teacher.name for teacher in config.distill.teachers]
+    found = set()
     tasks = environment.tasks(Split.TRAIN, start=0, count=config.rollout.groups, seed=config.seed)
-    found = {str(task.environment if route == "environment" else task.data.get(route)) for task in tasks}
-    if strangers := sorted(found - names):
-        raise ConfigError(
-            f"no teacher is named {strangers[0]!r}, which tasks have as {route}",
-            where="distill.route",
-            remedy=f"name a teacher for each: {', '.join(f'--teacher {name}=T' for name in sorted(found))}",
-        )
+    for task in tasks:
+        value = str(task.environment if route == "environment" else task.data.get(route))
+        if value not in names:
+            raise NoTeacherError.of(task.id, route=route, value=value, names=names)
+        found.add(value)
+    return [f"teacher {name} serves none of the first {len(tasks)} tasks" for name in names if name not in found]

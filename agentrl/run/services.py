@@ -149,7 +149,7 @@ async def open_services(
             engine.limit = controller.limit
         student.router = router
         if teachers:
-            await probe_teachers(teachers, chat, environment, recorder.note)
+            await probe_teachers(teachers, chat, environment, recorder.note, timeout_s=config.distill.timeout_s)
         what = "servers, sandboxes and trainer" if train else "servers and sandboxes"
         addresses = ", ".join(server.url for server in servers)
         recorder.note(f"{what} are up after {time.monotonic() - began:.0f} s ({addresses})")

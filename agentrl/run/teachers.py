@@ -16,8 +16,9 @@ from agentrl.chat import ChatFormat
 from agentrl.chat.format_mask import format_mask
 from agentrl.config import RunConfig, TeacherConfig
 from agentrl.config.distill import SELF
-from agentrl.errors import TeacherStartError
+from agentrl.errors import DeadlineError, TeacherStartError
 from agentrl.policy import PolicyRouter
+from agentrl.rollout.deadline import deadline
 from agentrl.rollout.scoring import Candidates, Scorer
 from agentrl.run.folder import RunFolder
 from agentrl.run.placement import Placement
@@ -26,7 +27,7 @@ from agentrl.trajectory import Segment, Split
 from agentrl.wire import ChatMessage, Environment, Task, Teacher, TeacherSpec, TokenScores
 
 _CACHE = "teacher_cache"
-_PROBE_TIMEOUT_S = 120.0
+_PROBE_TIMEOUT_S = 120.0  # at least
 
 
 class StudentScores:
@@ -77,6 +78,7 @@ class TeacherParts:
             max_model_len=config.policy.max_model_len if teacher.resolved_kind == SELF else config.teacher_window,
             dtype=config.policy.dtype if teacher.resolved_kind == SELF else wanted.dtype,
             top_k=_top_k(config),
+            any_token=config.train.divergence.name != "sampled" and wanted.support != "teacher",
             align_bytes=wanted.align == "bytes",
             privileged=wanted.privileged,
             concurrency=wanted.concurrency,
@@ -109,14 +111,31 @@ def _top_k(config: RunConfig) -> int | None:
 
 
 async def probe_teachers(
-    teachers: dict[str, Teacher], chat: ChatFormat, environment: Environment, note: Callable[[str], None]
+    teachers: dict[str, Teacher],
+    chat: ChatFormat,
+    environment: Environment,
+    note: Callable[[str], None],
+    *,
+    timeout_s: float,
 ) -> None:
-    """Prove that each can teach this student. Raises `TeacherUnfitError` with the reason and the remedy."""
+    """Prove that each can teach this student. `timeout_s` is one segment's in the run. Raises `TeacherUnfitError` with
+    the reason and the remedy."""
     (task,) = environment.tasks(Split.TRAIN, start=0, count=1)
     conversation = _conversation(chat, environment, task)
+    limit_s = max(_PROBE_TIMEOUT_S, timeout_s)
     for name, teacher in teachers.items():
-        for line in await teacher.probe(conversation, timeout_s=_PROBE_TIMEOUT_S):
+        async with deadline(2 * limit_s, partial(_late, name, limit_s)):  # a kind of its own may keep none
+            lines = await teacher.probe(conversation, timeout_s=limit_s)
+        for line in lines:
             note(f"teacher {name}: {line}")
+
+
+def _late(name: str, limit_s: float) -> DeadlineError:
+    return DeadlineError(
+        f"teacher {name} was to be probed within {limit_s:g} s, and after twice that it is not",
+        where="distill.teachers",
+        remedy="look at its log; a slow one: raise distill.timeout_s",
+    )
 
 
 def _conversation(chat: ChatFormat, environment: Environment, task: Task) -> list[int]:

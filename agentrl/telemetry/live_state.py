@@ -185,12 +185,15 @@ COLUMNS: tuple[Column, ...] = (
 
 def _teacher_time_cell(row: Row) -> str:
     busy, wait = row.metrics.get("teacher/busy_fraction"), row.metrics.get("teacher/wait_fraction")
-    return "–" if busy is None or wait is None else f"{100 * busy:.0f}/{wait:.0%}"
+    if busy is None:
+        return "–"
+    return f"{100 * busy:.0f}/" + ("–" if wait is None else f"{wait:.0%}")
 
 
 TEACHER_COLUMNS: tuple[Column, ...] = (
     Column("t-kl", _number("teacher/kl", "{:.3f}"), 6, 2, "teacher kl"),
     Column("top1", _percent("teacher/top1_agreement"), 4, 3, "teacher agrees"),
+    Column("t-tok/s", _number("teacher/tokens_per_s", "{:,.0f}"), 7, 8, "teacher tokens/s"),
     Column("t-b/w", _teacher_time_cell, 7, 4, "teacher busy/waited for"),
     Column("unscd", _percent("teacher/unscored_fraction", 1), 5, 9, "unscored"),
 )

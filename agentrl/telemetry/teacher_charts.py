@@ -83,7 +83,7 @@ def by_turn(runs: Sequence[RunData]) -> Chart:
         "teacher_kl_turn",
         "Distance by turn",
         "Where in an episode student and teacher part: nats per token, mean over the run's first and last steps. "
-        "Turns from the tenth on are one.",
+        "Turns count from 0; those from 10 on are one.",
         traces,
         "no teacher/kl_turn/…",
     )

@@ -43,9 +43,18 @@ from agentrl.wire.protocols import (
     ToolCall,
     Trainer,
 )
-from agentrl.wire.teacher import OpenTeacher, ScoreRequest, ScoreTokens, Teacher, TeacherSpec, TokenScores
+from agentrl.wire.teacher import (
+    SAME_MODEL,
+    OpenTeacher,
+    ScoreRequest,
+    ScoreTokens,
+    Teacher,
+    TeacherSpec,
+    TokenScores,
+)
 
 __all__ = [
+    "SAME_MODEL",
     "Batch",
     "ChatMessage",
     "CommandResult",

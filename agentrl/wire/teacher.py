@@ -19,6 +19,9 @@ import numpy as np
 from agentrl.trajectory import Segment, TeacherScores
 from agentrl.wire.protocols import ChatMessage, Environment, Task
 
+SAME_MODEL = 0.3
+"""Nats by which a model may differ from itself, in another batch or on another device; another model differs by more
+somewhere in a prompt."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -88,7 +91,8 @@ class TeacherSpec:
     `name` and `model` as configured (`distill.teachers`); `student`: the student's model folder (tokenizer, template);
     `longest`: most tokens of a segment; `max_model_len`: the window a server of ours is started with. `top_k`: how many
     candidates per token are wanted: 0: none, only log-probabilities of the segment's tokens; None: the whole
-    vocabulary. `align_bytes`: the teacher has another tokenizer. `privileged`: `patch` or `tests`, for the student's
+    vocabulary. `any_token`: it is asked for tokens that it did not choose (None, or `ScoreRequest.candidates`).
+    `align_bytes`: the teacher has another tokenizer. `privileged`: `patch` or `tests`, for the student's
     own weights. `logs` and `cache`: folders (cache None: none is kept). `score_student` scores tokens by the student's
     present weights. `open_chat` renders a task's messages as the student's prompt ids. `concurrency`: segments at once.
     `device`: the CPU core or CUDA device to bind to (None: whatever there is).
@@ -101,6 +105,7 @@ class TeacherSpec:
     max_model_len: int
     dtype: str
     top_k: int | None
+    any_token: bool
     align_bytes: bool
     privileged: str
     concurrency: int

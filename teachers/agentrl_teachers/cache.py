@@ -3,7 +3,8 @@
     <folder>/<first two hex digits>/<SHA-256 of what was asked>      SHA-256 of the rest, then the arrays
 
 A file is written whole under another name first, so that a reader sees all of it or none; one that does not match its
-own SHA-256 is removed and counts as not there. Beyond `max_bytes` the oldest files go until half of it is free.
+own SHA-256 is removed and counts as not there. Beyond `max_bytes` the oldest files go until half of it is free, but
+for `REFERENCE`, by which it is known whose scores these are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import numpy as np
 log = logging.getLogger("agentrl.teachers")
 
 MAX_BYTES = 4 << 30
+REFERENCE = "reference"
+"""Key of what the teacher said of a text of ours when the first of these scores were made."""
 _DIGEST_BYTES = 32
 
 
@@ -94,8 +97,12 @@ class ScoreCache:
             with contextlib.suppress(OSError):
                 part.unlink()
 
+    def holds_any(self) -> bool:
+        """Whether anything is kept."""
+        return any(self._folder.glob("*/*"))
+
     def clear(self) -> None:
-        """Forget everything: it came from another model."""
+        """Forget everything: it came from another model, or may have."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._bytes = None
 
@@ -117,6 +124,8 @@ class ScoreCache:
         for _, size, path in files:
             if left <= self._max_bytes // 2:
                 break
+            if path.name == REFERENCE:
+                continue
             path.unlink(missing_ok=True)
             left -= size
         self._bytes = left

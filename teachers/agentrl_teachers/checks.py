@@ -15,9 +15,6 @@ MASS = 1e-3
 """By how much rounding may lift the sum of probabilities above 1."""
 SAME = 1e-3
 """Nats by which one token's log-probability may differ between two places of one answer."""
-SAME_MODEL = 0.3
-"""Nats by which a model may differ from itself, in another batch or on another device; another model differs by more
-somewhere in a prompt."""
 
 
 def check_scores(

@@ -8,7 +8,8 @@ Waiting and failing: one deadline per call. A connection that fails, also in the
 (scoring changes nothing at the server), then the teacher is dead. 4xx is a refusal, final; 429 and 5xx may pass.
 
 Invariant: scores of one source are one model's. An answer that names another model ends the teacher, and so does a
-server that comes back, after a connection failed, with other scores for a prompt that it has scored before.
+server that has, over a new connection, other scores for a prompt that it has scored before: a server that was started
+again can be reached by new connections only. (What stands behind a proxy may change unseen.)
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ from agentrl.errors import (
     TeacherUnfitError,
 )
 from agentrl.policy import PromptLogprobs, ScoreFormatError, error_words, token_scores
-from agentrl.wire import ChatMessage, TokenScores
-from agentrl_teachers.checks import SAME_MODEL
+from agentrl.wire import SAME_MODEL, ChatMessage, TokenScores
 from agentrl_teachers.folder_text import SAMPLE
 from agentrl_teachers.source import TeacherBusyError
 from agentrl_teachers.spelling import Spelling, spelling_of
@@ -78,11 +78,29 @@ class _Tokens(msgspec.Struct):
     token_strs: list[str] | None = None
 
 
+class _Connections:
+    """How many were opened so far."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """What counts them in a session."""
+        config = aiohttp.TraceConfig()
+        config.on_connection_create_end.append(self._one_more)
+        return config
+
+    async def _one_more(self, *_: object) -> None:
+        self.opened += 1
+
+
 class OpenAISource:
     """The server at `url`; make it with `open`, inside the event loop that uses it, and close it."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, *, name: str, model: _Model) -> None:
-        self._session = session
+    def __init__(
+        self, session: aiohttp.ClientSession, connections: _Connections, url: str, *, name: str, model: _Model
+    ) -> None:
+        self._session, self._connections = session, connections
         self._url = url
         self._name = name
         self._model = model.id
@@ -92,8 +110,8 @@ class OpenAISource:
         self._spelling: Spelling | None = None
         self._remembered: tuple[list[int], np.ndarray] = [], np.empty(0, dtype=np.float32)
         """A prompt [T] and its log-probabilities [T − 1]."""
-        self._lost = self._confirmed = 0
-        """Connections that failed; of those, after how many the server was known again."""
+        self._confirmed = 0
+        """After how many connections the server was known again."""
         self._confirming = asyncio.Lock()
 
     @classmethod
@@ -101,18 +119,20 @@ class OpenAISource:
         """Ask the server what it is. Raises `TeacherStartError` where nothing useful answers."""
         base = url.rstrip("/").removesuffix("/v1")
         key = (api_key or "").strip()
+        connections = _Connections()
         session = aiohttp.ClientSession(
+            trace_configs=[connections.trace()],
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
         try:
-            source = cls(session, base, name=name, model=_Model(id=""))
+            source = cls(session, connections, base, name=name, model=_Model(id=""))
             models = await source._call("GET", "/v1/models", None, _Models, timeout_s=timeout_s)
             if not models.data or models.data[0].max_model_len is None:
                 raise TeacherRefusedError("it does not say which model it serves, and with which window")
-            return cls(session, base, name=name, model=models.data[0])
+            return cls(session, connections, base, name=name, model=models.data[0])
         except BaseException as error:
             await session.close()
             if isinstance(error, TeacherError | DeadlineError):
@@ -146,7 +166,9 @@ class OpenAISource:
         deadline = time.monotonic() + timeout_s
         ids = np.asarray(token_ids).tolist()
         scores = await self._scores(ids, top_k=top_k, positions=positions, timeout_s=timeout_s)
-        if self._lost != self._confirmed:
+        if not self._remembered[0]:
+            self._confirmed = self._connections.opened  # whoever answers now is who is meant
+        elif self._connections.opened != self._confirmed:
             await self._confirm(timeout_s=deadline - time.monotonic())
         if positions is None and len(self._remembered[0]) < min(len(ids), _REMEMBERED_TOKENS):
             self._remembered = ids[:_REMEMBERED_TOKENS], scores.logprobs[: _REMEMBERED_TOKENS - 1]
@@ -182,17 +204,17 @@ class OpenAISource:
             raise self._request_error(f"gave {error}") from error
 
     async def _confirm(self, *, timeout_s: float) -> None:
-        """Ask again for a prompt that was scored before connections failed. Raises `TeacherDeadError` where it has
+        """Ask again for a prompt that was scored before connections were opened. Raises `TeacherDeadError` where it has
         other scores now: the server was started again, with another model."""
         async with self._confirming:
-            lost, (ids, before) = self._lost, self._remembered
-            if lost == self._confirmed or not ids:
+            opened, (ids, before) = self._connections.opened, self._remembered
+            if opened == self._confirmed:
                 return
             now = await self._scores(ids, top_k=0, positions=None, timeout_s=timeout_s)
             worst = float(np.abs(now.logprobs - before).max())
             if worst > SAME_MODEL:
                 raise self._another_model(f"a prompt's scores differ from those it gave before, by {worst:.3g} nats")
-            self._confirmed = lost
+            self._confirmed = opened
 
     async def encode(self, text: str, *, timeout_s: float) -> list[int]:
         return (await self._tokens(text, timeout_s=timeout_s)).tokens
@@ -258,7 +280,6 @@ class OpenAISource:
             try:
                 return await self._once(method, path, data)
             except aiohttp.ClientError as error:
-                self._lost += 1
                 if delay_s is None:
                     raise self._gone(str(error) or type(error).__name__) from error
                 await asyncio.sleep(delay_s)

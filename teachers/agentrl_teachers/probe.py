@@ -30,10 +30,10 @@ from agentrl.errors import (
     TeacherRequestError,
     TeacherUnfitError,
 )
-from agentrl.wire import ChatMessage, TeacherSpec, TokenScores
-from agentrl_teachers.cache import ScoreCache, key_of
+from agentrl.wire import SAME_MODEL, ChatMessage, TeacherSpec, TokenScores
+from agentrl_teachers.cache import REFERENCE, ScoreCache
 from agentrl_teachers.checked import CheckedSource
-from agentrl_teachers.checks import SAME_MODEL, check_candidates, check_scores
+from agentrl_teachers.checks import check_candidates, check_scores
 from agentrl_teachers.folder_text import FolderText
 from agentrl_teachers.source import CandidateSource, ChatSource, Source
 
@@ -108,9 +108,10 @@ async def probe_source(
     source = checked.source
     where = f"probe of teacher {spec.name}"
     deadline = time.monotonic() + timeout_s
-    if spec.top_k is None and not isinstance(source, CandidateSource):
+    if spec.any_token and not isinstance(source, CandidateSource):
         raise TeacherUnfitError(
-            f"teacher {spec.name} cannot score the whole vocabulary",
+            f"teacher {spec.name} gives its own most likely tokens only, and is to score "
+            + ("the whole vocabulary" if spec.top_k is None else "those that the student chooses"),
             where=f"distill.teachers, {spec.model}",
             remedy="--teacher transformers:MODEL, or distill.support=teacher",
         )
@@ -150,15 +151,15 @@ async def probe_source(
 
 async def _confirm_cache(cache: ScoreCache, logprobs: np.ndarray) -> list[str]:
     """Hold what the teacher says of the probe's text now against what it said when its scores on disk were made; forget
-    those where it has changed (a server at an address may have got another model)."""
-    key = key_of("probe")
-    kept = await asyncio.to_thread(cache.read, key)
+    those where it has changed (a server at an address may have got another model), or where that is not known."""
+    kept = await asyncio.to_thread(cache.read, REFERENCE)
     if kept is not None and kept[0].shape == logprobs.shape and np.abs(kept[0] - logprobs).max() <= SAME_MODEL:
         return []
-    if kept is not None:
+    foreign = await asyncio.to_thread(cache.holds_any)
+    if foreign:
         await asyncio.to_thread(cache.clear)
-    await asyncio.to_thread(cache.write, key, [logprobs])
-    return [] if kept is None else ["another model than the one whose scores were on disk: those are forgotten"]
+    await asyncio.to_thread(cache.write, REFERENCE, [logprobs])
+    return ["another model than the one whose scores were on disk: those are forgotten"] if foreign else []
 
 
 def _vocabulary_text(student: FolderText) -> str:

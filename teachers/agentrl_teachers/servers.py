@@ -50,7 +50,7 @@ async def open_vllm(spec: TeacherSpec) -> AsyncIterator[Teacher]:
             server.url, max_model_len=config.max_model_len, server=server, called=f"teacher {spec.name}"
         ) as client,
     ):
-        source = VllmSource(client, text, name=spec.name)
+        source = VllmSource(client, text, name=spec.name, log=spec.log_path)
         yield teacher_over(source, spec, identity=folder_identity(folder, "vllm", spec.dtype))
 
 

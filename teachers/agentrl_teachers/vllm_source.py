@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -16,11 +17,12 @@ _T = TypeVar("_T")
 
 
 class VllmSource(FolderSource):
-    """The server behind `client`; its tokenizer and template are read from the model's folder."""
+    """The server behind `client`, whose output is in `log`; its tokenizer and template are read from the model's
+    folder."""
 
-    def __init__(self, client: VllmClient, text: FolderText, *, name: str) -> None:
+    def __init__(self, client: VllmClient, text: FolderText, *, name: str, log: Path) -> None:
         super().__init__(text, name=name)
-        self._client = client
+        self._client, self._log = client, log
 
     @property
     def max_model_len(self) -> int:
@@ -43,6 +45,6 @@ class VllmSource(FolderSource):
             return TeacherDeadError(
                 error.what,
                 where=error.where,
-                remedy=f"logs/teacher-{self.name}.log says why it ended; then start the run again with --resume",
+                remedy=f"{self._log} says why it ended; then start the run again with --resume",
             )
         return TeacherRequestError(error.what, where=error.where, remedy=error.remedy)

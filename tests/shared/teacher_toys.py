@@ -117,4 +117,5 @@ def teacher_spec(folder: Path, **changes: Any) -> TeacherSpec:
         "score_student": None,
         "open_chat": None,
     }
-    return TeacherSpec(**(values | changes))
+    values |= changes
+    return TeacherSpec(**({"any_token": values["top_k"] is None} | values))

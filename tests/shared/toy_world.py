@@ -125,6 +125,7 @@ class World:
     hang: bool = False  # no rollout of the training ever ends
     process: Any = None
     teacher: ToyTeacher | None = None
+    scorer: Scorer | None = None  # in place of the teacher alone
     servers: tuple[Any, ...] = ()
     crash_at: int | None = None
     on_tick: Callable[[str, int], None] | None = None
@@ -189,7 +190,7 @@ class World:
                 servers=self.servers,
                 submits=self.submits,
                 hang=self.hang,
-                scorer=None if self.teacher is None else Scorer({"toy": self.teacher}, timeout_s=5),
+                scorer=self.scorer or (Scorer({"toy": self.teacher}, timeout_s=5) if self.teacher else None),
             )
             run = loop.prepare_run(config, folder, recorder, services, buffer, start, _recorded(config))
             await loop.train(run)

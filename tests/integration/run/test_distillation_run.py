@@ -63,3 +63,36 @@ def test_k6_a_teacher_of_the_same_weights_says_what_the_student_said(taught: Any
     assert abs(first["teacher/reverse_kl"]) < 1e-4
     assert abs(first["loss/divergence"]) < 1e-3
     assert first["teacher/unscored_fraction"] == 0
+
+
+def test_a_server_of_our_own_scores_what_was_recorded(taught: Any, distilling: Any) -> None:
+    """Another student learns from the run above, by the candidates of a vLLM server that is started for it."""
+    words = ("--teacher", "vllm:tiny", "--from-run", str(taught.path), "--train.divergence.name", "reverse_kl")
+    run = distilling(*words, "--steps", "2", "--rollout.groups", "4")
+    with run.sit() as sitting:
+        assert sitting.wait(300) == 0, sitting.stderr
+        assert sitting.leftovers(within_s=2) == []
+    usable = {
+        trajectory.trajectory_id
+        for trajectory, _ in read_trajectories(sorted((taught.path / "trajectories").glob("*-train.parquet")))
+        if trajectory.outcome.kind is not OutcomeKind.INFRASTRUCTURE
+    }
+    assert f"learning from {len(usable)} rollouts" in "\n".join(sitting.lines)
+    gaps: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    origins = []
+    for file in sorted((run.path / "trajectories").glob("*-train.parquet")):
+        for trajectory, trained in read_trajectories([file]):
+            assert trained is not None
+            origins += [event["trajectory"] for event in trajectory.events if event["kind"] == "recorded"]
+            for segment, scores in zip(trajectory.segments, trajectory.scores, strict=True):
+                assert scores.mask.tolist() == segment.agent_mask.tolist()
+                first = bool((segment.versions[scores.mask] == 0).all())
+                gaps[first].append(np.abs(segment.logprobs - scores.logprobs)[scores.mask])
+    assert sorted(origins) == sorted(usable), "each once"
+    assert np.concatenate(gaps[True]).max() < 1e-4  # sampled by the weights that the teacher holds
+    assert np.concatenate(gaps[False]).max() > 1e-4  # and by what the other run made of them
+    rows = {row.step: row.values for row in read_metrics(run.path / "metrics.jsonl")}
+    assert "staleness/mean" not in rows[2]
+    assert 0 < rows[2]["correction/ess"] <= 1
+    assert abs(rows[1]["teacher/reverse_kl"]) < 0.05
+    assert rows[1]["teacher/unscored_fraction"] == 0

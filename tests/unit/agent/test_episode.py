@@ -14,7 +14,7 @@ from agentrl.agent import EpisodeResult, StopReason, run_episode
 from agentrl.chat import ChatFormat, chatml_template, render_call
 from agentrl.config import AgentConfig
 from agentrl.errors import PolicyRequestError, RecordError, SandboxDeadError
-from agentrl.trajectory import FinishReason, Purpose, SpanKind
+from agentrl.trajectory import FinishReason, Purpose, Segment, SpanKind
 from agentrl.wire import Generation, SamplingParams, ToolCall
 
 VIEW = render_call(ToolCall(name="view", arguments={"path": "a.py"}), "qwen3_coder")
@@ -29,6 +29,8 @@ class Bench:
         self.chat, self.config, self.kit = chat, config, kit
         self.sandbox = kit.FakeSandbox()
         self.now = 0.0
+        self.sealed: list[tuple[int, Segment, int]] = []
+        """Number, segment, and how many requests had been made by then."""
 
     def ids(self, text: str, *, end: bool = True) -> list[int]:
         ids = self.chat.tokenizer.encode(text)
@@ -52,6 +54,7 @@ class Bench:
             sampling=SAMPLING,
             request_id="r1",
             clock=lambda: self.now,
+            on_sealed=lambda index, segment: self.sealed.append((index, segment, len(policy.requests))),
         )
 
 
@@ -360,6 +363,10 @@ def test_a_template_that_strips_old_reasoning_makes_segments(spy: Any, config: A
     assert "why 1" in seen
     assert list(bench.policy.requests[2][0]) == second.token_ids[~second.agent_mask].tolist()
     assert second.spans[0].turn == second.spans[1].turn == 2
+    assert [(index, asked) for index, _, asked in bench.sealed] == [(0, 2), (1, 3)], (
+        "the first before the third request"
+    )
+    assert all(sealed is segment for (_, sealed, _), segment in zip(bench.sealed, result.segments, strict=True))
 
 
 def test_tool_schemas_go_through_the_template_where_asked(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,9 @@ def test_help_answers_at_once() -> None:
         (["bench", "schedules", "--seed", "3"], ["--seeds"]),
         (["bench", "schedules", "--train.updates-per-step", "3"], ["what makes the comparison"]),
         (["bench", "rollout", "swe-gym"], ["--simulate-train"]),
+        (["distill"], ["no teacher is given", "--teacher MODEL"]),
+        (["distill", "swe-gim", "--teacher", "t"], ["no environment 'swe-gim'"]),
+        (["distill", "--teacher", "t", "--environment.name", "swe-gim"], ["no environment 'swe-gim'"]),
     ],
 )
 def test_bad_input_is_one_screen_and_exit_2(words: list[str], says: list[str], tmp_path: Path) -> None:
@@ -78,6 +82,21 @@ def test_dry_run_prints_the_resolved_configuration() -> None:
     assert shown.returncode == 0, shown.stderr
     assert "group_size = 5" in shown.stdout
     assert 'backend = "bubblewrap"' in shown.stdout
+
+
+def test_distillation_on_the_command_line_is_what_is_configured() -> None:
+    words = ("--teacher", "functions=transformers:m=1", "--teacher", "settings=http://h:8", "--route", "family")
+    families = '--environment.families=["functions", "settings"]'
+    shown = agentrl("distill", "--preset", "distill", *words, "--reward-weight", "0.25", families, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    found = tomllib.loads(shown.stdout)
+    assert found["environment"]["name"] == "swe-gym"
+    assert found["distill"]["reward_weight"] == 0.25
+    assert found["distill"]["route"] == "family"
+    assert [(t["name"], t["kind"], t["model"]) for t in found["distill"]["teachers"]] == [
+        ("functions", "transformers", "m=1"),
+        ("settings", "auto", "http://h:8"),
+    ]
 
 
 def test_a_used_run_folder_is_refused(tmp_path: Path) -> None:

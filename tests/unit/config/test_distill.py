@@ -65,6 +65,12 @@ def test_nothing_is_no_teacher(text: str) -> None:
         ({"distill": {"teachers": [{"model": "self"}], "cache": False}}, "distill.cache has no effect with teacher"),
         ({"distill": {"teachers": [{"model": "http://h"}], "max_model_len": 4096}}, "a server that is started here"),
         ({"distill": {"teachers": [{"model": "self"}], "align": "bytes"}}, "no meaning with teacher `self`"),
+        ({"distill": {"teachers": [{"model": "big", "kind": "self"}]}}, "'big' has no effect"),
+        ({"distill": {"teachers": [{"model": "self"}]}}, "teacher `self` asks the policy servers about whole segments"),
+        (
+            {"distill": {"teachers": [T], "timeout_s": 901}},
+            "distill.timeout_s \\(901\\) exceeds rollout.stuck_timeout_s",
+        ),
         (
             {
                 "distill": {"teachers": [{"model": "t"}], "support": "student"},

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.errors import (
-    ConfigError,
+    DeadlineError,
+    NoTeacherError,
     PolicyRequestError,
     SegmentUnfitError,
     TeacherDeadError,
@@ -92,7 +93,7 @@ def test_several_teachers_are_chosen_by_a_field_or_by_the_environment(toys: Any)
     scorer = Scorer({"functions": one, "settings": two}, route="family", timeout_s=1)
     assert score(scorer, toys.segment(), of=task(family="settings")).teacher == "settings"
     assert (len(one.requests), len(two.requests)) == (0, 1)
-    with pytest.raises(ConfigError, match="no teacher is named 'prose', which task task-1 has as family"):
+    with pytest.raises(NoTeacherError, match="no teacher is named 'prose', which task task-1 has as family"):
         score(scorer, toys.segment(), of=task(family="prose"))
     numbered = Scorer({"7": one, "8": two}, route="kind", timeout_s=1)
     assert score(numbered, toys.segment(), of=task(kind=8)).teacher == "settings"
@@ -110,6 +111,45 @@ def test_a_student_that_cannot_choose_is_the_teachers_failure(toys: Any) -> None
     with pytest.raises(TeacherRequestError, match="too many candidates"):
         score(scorer, toys.segment())
     assert scorer.take()["teacher/failures"] == 1
+
+
+def test_a_teacher_that_is_too_slow_fails_the_segment_and_no_sandbox_is_at_fault(toys: Any) -> None:
+    """A deadline of its own: the rollout is not played again for it."""
+    scorer = Scorer({"t": Teacher(error=DeadlineError("no answer within 1 s", where="t"))}, timeout_s=1)
+    with pytest.raises(TeacherRequestError, match="no answer within 1 s"):
+        score(scorer, toys.segment())
+    assert scorer.take()["teacher/failures"] == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "error", "same"),
+    [
+        (0.0, None, True),
+        (-0.2, None, True),
+        (-0.4, None, False),
+        (np.nan, None, False),
+        (0.0, TeacherRequestError("no"), False),
+        (0.0, DeadlineError("late"), False),
+    ],
+)
+def test_whether_a_teacher_is_still_who_it_was(toys: Any, by: float, error: Exception | None, same: bool) -> None:
+    """0.3 nats are what another batch or device may make of it; one token that differs by more is enough."""
+    segment = toys.segment()
+    first = int(np.flatnonzero(segment.agent_mask)[0])
+    before = TeacherScores("t", np.where(segment.agent_mask, -1.0, np.nan).astype(np.float32))
+
+    def now(request: ScoreRequest) -> TeacherScores:
+        logprobs = before.logprobs.copy()
+        logprobs[first] += by
+        return TeacherScores("t", logprobs)
+
+    def repeats(teacher: Teacher) -> bool:
+        scorer = Scorer({"t": teacher}, timeout_s=1)
+        return asyncio.run(scorer.repeats(segment, before, task=task(), trajectory_id="g0-0", index=0))
+
+    assert repeats(Teacher(answer=now, error=error)) is same
+    with pytest.raises(TeacherDeadError):
+        repeats(Teacher(error=TeacherDeadError("gone")))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from agentrl.errors import AgentRLError, ConfigError, DiskFullError, PolicyDeadError
 from agentrl.policy import Device, VllmInstall
 from agentrl.run import command, services
-from agentrl.run.command import evaluate_command, train_command
+from agentrl.run.command import train_command
+from agentrl.run.evaluate_command import evaluate_command
 from agentrl.run.folder import RunFolder
 from agentrl.run.resume import Start
 from agentrl.run.signals import Interrupted

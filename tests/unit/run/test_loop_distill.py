@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from agentrl.errors import RunFailedError, TeacherDeadError, TeacherRequestError
+from agentrl.errors import NoTeacherError, RunFailedError, TeacherDeadError, TeacherRequestError
 from agentrl.rollout.buffer import GroupBuffer
 from agentrl.telemetry.metrics import read_events
 from agentrl.trajectory import OutcomeKind, Split, read_trajectories
@@ -136,20 +137,26 @@ def test_a_dead_teacher_ends_the_run_and_it_goes_on_as_if_nothing_had_happened(w
     assert run.rows() == whole.rows()
 
 
+def interrupted(run: Any, toy: Any) -> set[str]:
+    """Crash it while finished groups wait in its buffer; the names of their rollouts' first segments."""
+    with pytest.raises(toy.crash):
+        run.sit(crash_at=30)
+    with GroupBuffer(run.path / "buffer.sqlite") as buffer:
+        kept = {f"{t.trajectory_id}/0" for group in buffer.waiting() for t in group.trajectories}
+    assert kept
+    return kept
+
+
 def test_finished_groups_keep_their_scores_over_a_resume(world: World, toy: Any) -> None:
     """What was scored before a crash is in the buffer with its group, and is not asked for again."""
     first = toy.Teacher()
     run = world(settings=settings(toy), teacher=first)
-    with pytest.raises(toy.crash):
-        run.sit(crash_at=30)
-    with GroupBuffer(run.path / "buffer.sqlite") as buffer:
-        kept = {t.trajectory_id for group in buffer.waiting() for t in group.trajectories}
-    assert kept
+    kept = {name.removesuffix("/0") for name in interrupted(run, toy)}
     assert {name.split("/")[0] for name in first.asked} >= kept
     second = toy.Teacher()
     run.teacher = second
     run.sit()
-    assert not {name.split("/")[0] for name in second.asked} & kept
+    assert len({name.split("/")[0] for name in second.asked} & kept) == 1, "whether it is still the same teacher"
     found = trajectories(run)
     assert all(len(t.scores) == len(t.segments) for t in found)
     assert {t.trajectory_id for t in found} >= kept
@@ -165,22 +172,56 @@ def test_finished_groups_keep_their_scores_over_a_resume(world: World, toy: Any)
 def test_scores_of_another_teacher_are_not_trained_after_a_resume(world: World, toy: Any, change: Any) -> None:
     """What waits in the buffer was scored otherwise: it is generated and scored again."""
     run = world(settings=settings(toy), teacher=toy.Teacher())
-    with pytest.raises(toy.crash):
-        run.sit(crash_at=30)
-    with GroupBuffer(run.path / "buffer.sqlite") as buffer:
-        kept = {f"{t.trajectory_id}/0" for group in buffer.waiting() for t in group.trajectories}
-    assert kept
+    kept = interrupted(run, toy)
     second = toy.Teacher()
     run.teacher, run.settings = second, {**settings(toy), **change}
     run.sit()
     assert kept <= set(second.asked)
     same = world(settings=settings(toy), teacher=toy.Teacher())
-    with pytest.raises(toy.crash):
-        same.sit(crash_at=30)
+    interrupted(same, toy)
     third = toy.Teacher()
     same.teacher, same.settings = third, settings(toy, timeout_s=7.0, concurrency=3)
     same.sit()
-    assert not kept & set(third.asked)
+    assert len(kept & set(third.asked)) == 1
+
+
+def test_another_model_behind_the_same_name_is_noticed_on_a_resume(world: World, toy: Any) -> None:
+    """The configuration is the same, the scores are not: finished groups are generated and scored again."""
+
+    class Other(toy.Teacher):  # type: ignore[name-defined, misc]
+        async def score(self, request: Any, *, timeout_s: float) -> Any:
+            scores = await super().score(request, timeout_s=timeout_s)
+            return type(scores)(scores.teacher, scores.logprobs - 1)
+
+    run = world(settings=settings(toy), teacher=toy.Teacher())
+    kept = interrupted(run, toy)
+    other = Other()
+    run.teacher = other
+    run.sit()
+    assert kept <= set(other.asked)
+    notes = [str(event.data.get("text")) for event in read_events(run.path / "events.jsonl")]
+    assert sum("teacher toy has other scores than before the interruption" in note for note in notes) == 1
+    for trajectory in trajectories(run)[-9:]:
+        for scores in trajectory.scores:
+            assert scores.logprobs[scores.mask].max() < -1
+
+
+def test_a_later_task_without_a_teacher_ends_the_run(world: World, toy: Any) -> None:
+    """Else it would learn from the other tasks alone, and lose these one after another."""
+    from agentrl.rollout.scoring import Scorer
+
+    class Families(toy.Environment):  # type: ignore[name-defined, misc]
+        def tasks(self, split: Split, *, start: int, count: int, seed: int = 0) -> list[Any]:
+            found = super().tasks(split, start=start, count=count, seed=seed)
+            for place, task in enumerate(found, start):
+                found[place - start] = structs.replace(task, data={"family": "known" if place < 4 else "new"})
+            return found
+
+    run = world(settings=settings(toy), teacher=toy.Teacher(), environment=Families())
+    run.scorer = Scorer({"known": run.teacher}, route="family", timeout_s=5)
+    with pytest.raises(NoTeacherError, match="no teacher is named 'new'") as caught:
+        run.sit()
+    assert "--teacher new=T; there are: known" in caught.value.remedy
 
 
 def test_scoring_overlaps_with_grading_and_a_slow_teacher_is_seen(world: World, toy: Any) -> None:

@@ -12,7 +12,7 @@ from recorded_runs import TINY, recorded_rollout, recorded_segment, write_record
 from toy_parts import ToyEnvironment
 
 from agentrl.config import DistillConfig, RunConfig
-from agentrl.errors import ConfigError, DatasetError, RunFolderError
+from agentrl.errors import ConfigError, DatasetError, NoTeacherError, RunFolderError
 from agentrl.run.recorded import RecordedCursor, RecordedRun, check_tasks
 from agentrl.trajectory import OutcomeKind, Source, Split, Trajectory
 from agentrl.wire import Task
@@ -273,10 +273,10 @@ def test_every_recorded_task_must_find_its_teacher(tmp_path: Path) -> None:
     check_tasks(run, Catalogue(), taught("even", "odd", route="family"))
     check_tasks(run, ToyEnvironment(), taught("toy", "b", route="environment"))
     check_tasks(run, ToyEnvironment(), taught("t"))
-    with pytest.raises(
-        ConfigError, match="no teacher is named 'odd', which recorded task train-task-0-1 has as family"
-    ):
+    with pytest.raises(NoTeacherError, match="no teacher is named 'odd', which task train-task-0-1 has as family"):
         check_tasks(run, Catalogue(), taught("even", "b", route="family"))
+    with pytest.raises(NoTeacherError, match="no teacher is named 'toy', which task train-task-0-0 has as environment"):
+        check_tasks(run, ToyEnvironment(), taught("tow", "b", route="environment"))
 
 
 @pytest.mark.parametrize("teachers", [taught("a", "b", route="family"), taught("me", model="self")])

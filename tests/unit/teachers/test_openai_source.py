@@ -19,6 +19,7 @@ from agentrl.errors import (
     TeacherStartError,
     TeacherUnfitError,
 )
+from agentrl.wire import Teacher
 from agentrl_teachers import openai_source
 from agentrl_teachers.openai_source import OpenAISource
 from agentrl_teachers.servers import open_server
@@ -204,20 +205,44 @@ def _kept(folder: Path) -> set[str]:
     return {path.name for path in (folder / "cache").glob("*/*/*")}
 
 
+@asynccontextmanager
+async def probed(folder: Path) -> AsyncIterator[tuple[StandInTeacher, Teacher]]:
+    async with serving() as server:
+        spec = teacher_spec(folder, model=server.url, retries=0, cache=folder / "cache")
+        async with open_server(spec) as teacher:
+            await teacher.probe(IDS, timeout_s=10)
+            yield server, teacher
+
+
 def test_a_server_that_comes_back_with_other_weights_ends_the_teacher(tmp_path: Path) -> None:
     """Started again under its old name, with another model: none of its scores is kept."""
 
     async def run() -> None:
-        async with serving() as server:
-            spec = teacher_spec(tmp_path, model=server.url, retries=0, cache=tmp_path / "cache")
-            async with open_server(spec) as teacher:
-                await teacher.probe(IDS, timeout_s=10)
-                kept = _kept(tmp_path)
-                server.drops, server.model = 1, ToyModel(1)
-                for _ in range(3):
-                    with pytest.raises(TeacherDeadError, match="is another model now: a prompt's scores differ"):
-                        await teacher.score(request(), timeout_s=10)
-                assert _kept(tmp_path) == kept != set()
+        async with probed(tmp_path) as (server, teacher):
+            kept = _kept(tmp_path)
+            server.drops, server.model = 1, ToyModel(1)
+            for _ in range(3):
+                with pytest.raises(TeacherDeadError, match="is another model now: a prompt's scores differ"):
+                    await teacher.score(request(), timeout_s=10)
+            assert _kept(tmp_path) == kept != set()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_was_started_again_while_nobody_asked_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request fails: idle connections are closed, and the next one reaches another server."""
+    monkeypatch.setattr(openai_source, "_KEEP_ALIVE_S", 0.05)
+
+    async def run() -> None:
+        async with probed(tmp_path) as (server, teacher):
+            kept = _kept(tmp_path)
+            await asyncio.sleep(0.3)
+            server.model = ToyModel(1)
+            with pytest.raises(TeacherDeadError, match="is another model now: a prompt's scores differ"):
+                await teacher.score(request(), timeout_s=10)
+            assert _kept(tmp_path) == kept
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from teacher_toys import ANSWER, ToyModel, ToySource, request, segment, teacher_
 
 from agentrl.trajectory import TeacherScores
 from agentrl.wire import ScoreRequest
-from agentrl_teachers.cache import ScoreCache, key_of
+from agentrl_teachers.cache import REFERENCE, ScoreCache, key_of
 from agentrl_teachers.token_teacher import TokenTeacher
 
 
@@ -91,6 +91,25 @@ def test_another_model_under_the_same_name_is_seen_by_the_probe(tmp_path: Path) 
     assert other.cache_hits == 0
 
 
+@pytest.mark.parametrize("lost", ["damaged", "gone"])
+def test_scores_of_nobody_knows_whom_are_forgotten(lost: str, tmp_path: Path) -> None:
+    """Without what the teacher said when they were made, it cannot be known that they are its."""
+    ids = request().segment.token_ids.tolist()
+    first = teacher(tmp_path, ToySource())
+    asyncio.run(first.probe(ids, timeout_s=10))
+    ask(first, request())
+    (path,) = (tmp_path / "cache").glob(f"*/*/{REFERENCE}")
+    path.write_bytes(b"?") if lost == "damaged" else path.unlink()
+    second = teacher(tmp_path, ToySource(ToyModel(1)))
+    assert any("another model" in note for note in asyncio.run(second.probe(ids, timeout_s=10)))
+    ask(second, request())
+    assert second.cache_hits == 0
+    third = teacher(tmp_path, ToySource(ToyModel(1)))
+    assert not any("another model" in note for note in asyncio.run(third.probe(ids, timeout_s=10)))
+    ask(third, request())
+    assert third.cache_hits == 1
+
+
 def test_a_full_disk_costs_the_cache_and_no_score(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     source = ToySource()
@@ -102,11 +121,13 @@ def test_a_full_disk_costs_the_cache_and_no_score(tmp_path: Path) -> None:
 
 def test_the_oldest_go_when_the_folder_is_full(tmp_path: Path) -> None:
     cache = ScoreCache(tmp_path, max_bytes=10_000)
+    cache.write(REFERENCE, [np.ones(3, np.float32)])
     values = [np.full(200, number, np.float32) for number in range(40)]
     for number, value in enumerate(values):
         cache.write(key_of(number), [value])
         assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= 10_000
     assert cache.read(key_of(0)) is None
+    assert cache.read(REFERENCE) is not None, "by which it is known whose the others are"
     found = cache.read(key_of(39))
     assert found is not None
     assert np.array_equal(found[0], values[39])

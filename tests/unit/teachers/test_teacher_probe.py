@@ -253,9 +253,11 @@ def test_no_server_at_the_address(url: str, tmp_path: Path, monkeypatch: pytest.
     assert "vllm serve" in caught.value.remedy
 
 
-def test_no_candidate_source_for_the_whole_vocabulary(tmp_path: Path) -> None:
-    with pytest.raises(TeacherUnfitError, match="cannot score the whole vocabulary"):
-        probe(tmp_path, ToySource(), top_k=None)
+@pytest.mark.parametrize(("top_k", "wanted"), [(None, "the whole vocabulary"), (0, "those that the student chooses")])
+def test_no_candidate_source_for_tokens_that_it_does_not_choose(top_k: int | None, wanted: str, tmp_path: Path) -> None:
+    """Else every rollout would be lost, one after another."""
+    with pytest.raises(TeacherUnfitError, match=f"own most likely tokens only, and is to score {wanted}"):
+        probe(tmp_path, ToySource(), top_k=top_k, any_token=True)
 
 
 class AnyToken(ToySource):

@@ -91,7 +91,7 @@ def test_its_death_is_the_teachers_death_with_its_last_words(starts: Starts, tmp
                 await teacher.score(request(), timeout_s=10)
         assert "last words" in caught.value.where
         assert "trajectory r, segment 0" in caught.value.where
-        assert "logs/teacher-teacher.log" in caught.value.remedy
+        assert str(teacher_spec(tmp_path).log_path) in caught.value.remedy
 
     asyncio.run(run())
 

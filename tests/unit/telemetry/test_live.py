@@ -212,6 +212,7 @@ TAUGHT = {
     "teacher/scored_tokens": 900.0,
     "teacher/kl": 0.2346,
     "teacher/top1_agreement": 0.875,
+    "teacher/tokens_per_s": 1234.4,
     "teacher/busy_fraction": 0.41,
     "teacher/wait_fraction": 0.034,
 }
@@ -224,9 +225,12 @@ def test_a_teachers_columns_are_there_where_one_has_scored() -> None:
     assert set(shown) - set(COLUMNS) == set(TEACHER_COLUMNS)
     assert [column.header for column in fitting_columns(24, shown)] == ["step", "solve", "fresh"]
     assert "t-kl" in [column.header for column in fitting_columns(40, shown)]
-    assert [column.cell(taught) for column in TEACHER_COLUMNS] == ["0.235", "88%", "41/3%", "–"]
+    assert [column.cell(taught) for column in TEACHER_COLUMNS] == ["0.235", "88%", "1,234", "41/3%", "–"]
+    offline = Row(2, {name: value for name, value in TAUGHT.items() if name != "teacher/wait_fraction"})
+    assert [column.cell(offline) for column in TEACHER_COLUMNS if column.header == "t-b/w"] == ["41/–"]
     assert plain_line(taught, 9) == (
-        "step 2/9 · solve 40% · teacher kl 0.235 · teacher agrees 88% · teacher busy/waited for 41/3%"
+        "step 2/9 · solve 40% · teacher kl 0.235 · teacher agrees 88% · teacher tokens/s 1,234 · "
+        "teacher busy/waited for 41/3%"
     )
 
 
