@@ -244,7 +244,7 @@ def write(head: dict[str, Any], plan: Plan, output: Path) -> dict[str, Any]:
 
 def read_teacher(plan: Plan, teacher: TeacherModel) -> dict[str, Any]:
     """What is known of a teacher: what it cost, and how good it is where that was measured."""
-    found: dict[str, Any] = {"folder": str(teacher.folder)}
+    found: dict[str, Any] = {"folder": teacher.folder.name}  # a path would be this machine's
     with contextlib.suppress(FileNotFoundError):
         found |= json.loads(cost_file(teacher).read_text(encoding="utf-8"))
     with contextlib.suppress(FileNotFoundError):
