@@ -7,7 +7,7 @@ Cases (`--only` chooses which are run; without it all but `kinds`):
   rl               per seed: RL by the fastest schedule (async, two updates), and distillation from the shipped policy;
                    device time of each until RL's level
   kinds            a short run with a `transformers` and with a `vllm` teacher: which is cheaper on these cores
-  two-teachers     both task families, taught by a teacher of each, and by either teacher alone
+  two-teachers     a student that knows both task families a little, taught by a teacher of each, and by either alone
   cross-tokenizer  a teacher with another tokenizer, scored over byte-aligned spans
   offline          from the trajectories that RL recorded
 
@@ -42,6 +42,7 @@ from distill_plan import (
     ENVIRONMENT,
     KINDS,
     RL_EVERY,
+    STUDENT,
     Choice,
     Plan,
     StudentRun,
@@ -73,6 +74,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[
     parser.add_argument("--teacher", type=Path, help="a folder; default: built by `agentrl sft`")
     parser.add_argument("--settings-teacher", type=Path, help="one that is good at the second family")
     parser.add_argument("--other-teacher", type=Path, help="one with another tokenizer")
+    parser.add_argument("--student", type=Path, help="of two-teachers: one that knows both families a little")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "distill")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--dry-run", action="store_true", help="print the commands and stop")
@@ -80,7 +82,12 @@ def parse(words: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[
 
 
 def choice_of(options: argparse.Namespace, extra: Sequence[str]) -> Choice:
-    given = {"teacher": options.teacher, "settings": options.settings_teacher, "other": options.other_teacher}
+    given = {
+        "teacher": options.teacher,
+        "settings": options.settings_teacher,
+        "other": options.other_teacher,
+        STUDENT: options.student,
+    }
     return Choice(
         work=options.work.resolve(),
         seeds=tuple(dict.fromkeys(options.seeds)),
@@ -159,7 +166,9 @@ async def evaluate(model: Path, folder: Path, tasks: int, more: Sequence[str] = 
 
 
 def judged(plan: Plan, teacher: TeacherModel) -> dict[str, tuple[Path, list[str]]]:
-    """The evaluations of a teacher by name: folder, and further options."""
+    """The evaluations of a teacher by name: folder, and further options. A student's runs measure it themselves."""
+    if teacher.name == STUDENT:
+        return {}
     found: dict[str, tuple[Path, list[str]]] = {"fresh": (plan.choice.work / f"{teacher.name}-fresh", [])}
     if teacher.name in _MIXTURE and any(run.case == "two-teachers" for run in plan.chosen):
         found["mixture"] = (plan.choice.work / f"{teacher.name}-mixture", [BOTH_FAMILIES])
@@ -174,8 +183,8 @@ async def run_all(plan: Plan, output: Path) -> None:
         await build(teacher)
         for folder, more in judged(plan, teacher).values():
             await evaluate(teacher.folder, folder, choice.tasks, more)
-        solve = read_teacher(plan, teacher)["fresh"]["solve"]
-        print(f"teacher {teacher.name}: {solve:.1%} of {choice.tasks} fresh tasks", flush=True)
+        if (rate := read_teacher(plan, teacher).get("fresh")) is not None:
+            print(f"teacher {teacher.name}: {rate['solve']:.1%} of {choice.tasks} fresh tasks", flush=True)
     for number, run in enumerate(plan.chosen, 1):
         if not is_done(run):
             clear_unborn(run.folder)

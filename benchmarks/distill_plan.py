@@ -1,8 +1,9 @@
 """What `benchmarks/distill.py` runs: teachers to build, and runs of `agentrl train` and `agentrl distill`, by case.
 
-All students begin with the shipped policy, have one policy server and one trainer (`async`), and are evaluated on the
-same fresh tasks at temperature 1, before and after. Evaluations in between would run beside the rollouts of an `async`
-run and lengthen its steps, so the kept checkpoints are evaluated afterwards.
+All students begin with the shipped policy, but those of two families with one that knows both a little; they have one
+policy server and one trainer (`async`), and are evaluated on the same fresh tasks at temperature 1, before and after.
+Evaluations in between would run beside the rollouts of an `async` run and lengthen its steps, so the kept checkpoints
+are evaluated afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ KIND_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class TeacherModel:
-    """A teacher: built by `agentrl sft --preset PRESET` into `folder`, or given."""
+    """A teacher, or the student of both families: built by `agentrl sft --preset PRESET` into `folder`, or given."""
 
     name: str
     preset: str
@@ -55,7 +56,13 @@ class TeacherModel:
         return ["sft", ENVIRONMENT, "--preset", self.preset, "--out", str(self.folder)]
 
 
-PRESETS = {"teacher": "tiny-teacher", "settings": "tiny-teacher-settings", "other": "tiny-teacher-other"}
+STUDENT = "student"
+PRESETS = {
+    "teacher": "tiny-teacher",
+    "settings": "tiny-teacher-settings",
+    "other": "tiny-teacher-other",
+    STUDENT: "tiny-both",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +109,9 @@ class Plan:
         return [run for run in self.runs if run.case == case and part in (None, run.schedule)]
 
     def needed(self) -> list[TeacherModel]:
-        """The teachers of the chosen runs."""
+        """The teachers of the chosen runs, and what their students begin with."""
         models = {teacher.model for run in self.chosen for teacher in run.config.distill.teachers}
+        models |= {run.config.policy.model for run in self.chosen}
         return [teacher for teacher in self.teachers.values() if str(teacher.folder) in models]
 
     def curve(self, run: StudentRun) -> dict[int, tuple[Path, Path]]:
@@ -184,10 +192,11 @@ class _Maker:
         """The mixture of both families, taught by both teachers and by either alone."""
         case = "two-teachers"
         both = ("--route", "family", "--teacher", self._spec("settings", "settings"))
+        more = (BOTH_FAMILIES, f"--policy.model={self._folder(STUDENT)}")
         return [
-            self._distill(case, "both", seed, "teacher", "functions", options=both, more=(BOTH_FAMILIES,)),
-            self._distill(case, "functions", seed, "teacher", more=(BOTH_FAMILIES,)),
-            self._distill(case, "settings", seed, "settings", more=(BOTH_FAMILIES,)),
+            self._distill(case, "both", seed, "teacher", "functions", options=both, more=more),
+            self._distill(case, "functions", seed, "teacher", more=more),
+            self._distill(case, "settings", seed, "settings", more=more),
         ]
 
     def _rl(self, seed: int) -> StudentRun:
@@ -222,10 +231,14 @@ class _Maker:
 
     def _spec(self, teacher: str, name: str = "", *, kind: str | None = None) -> str:
         """`[NAME=]KIND:FOLDER` of a teacher, which is needed then."""
-        given = self._choice.given.get(teacher)
-        folder = given or self._choice.work / f"model-{teacher}"
-        self.used[teacher] = TeacherModel(teacher, PRESETS[teacher], folder, given is not None)
-        return f"{f'{name}=' if name else ''}{kind or self._choice.kind}:{folder}"
+        return f"{f'{name}=' if name else ''}{kind or self._choice.kind}:{self._folder(teacher)}"
+
+    def _folder(self, model: str) -> Path:
+        """Of a model that is needed then."""
+        given = self._choice.given.get(model)
+        folder = given or self._choice.work / f"model-{model}"
+        self.used[model] = TeacherModel(model, PRESETS[model], folder, given is not None)
+        return folder
 
     def _run(
         self,

@@ -258,9 +258,10 @@ def _train_stage(
         if stop.is_set():
             raise _Stopped
         if step.step % 100 == 0 or step.step == stage.steps:
+            others = f", {step.observation_loss:.3f} on the others" if stage.observation_weight > 0 else ""
             print(
                 f"sft: stage {number + 1}: step {step.step}/{stage.steps}, loss {step.agent_loss:.3f} on the agent's "
-                f"tokens, {step.observation_loss:.3f} on the others, {time.process_time() - began:.0f} CPU-s",
+                f"tokens{others}, {time.process_time() - began:.0f} CPU-s",
                 flush=True,
             )
 

@@ -99,6 +99,14 @@ def test_what_each_run_learns_from(tmp_path: Path) -> None:
     }
     (both,) = plan.of("two-teachers", "both")
     assert both.config.distill.route == "family"
+    begun = {run.config.policy.model for run in plan.of("two-teachers")}
+    assert begun == {str(tmp_path / "model-student")}, "one that knows both families"
+    needed = plan_of(tmp_path, "two-teachers").needed()
+    assert [(model.name, model.preset) for model in needed] == [
+        ("teacher", "tiny-teacher"),
+        ("settings", "tiny-teacher-settings"),
+        ("student", "tiny-both"),
+    ]
     (other,) = plan.of("cross-tokenizer")
     assert other.config.distill.align == "bytes"
     (offline,) = plan.of("offline", "recorded")
@@ -148,7 +156,7 @@ def test_the_command_means_the_planned_configuration(
     from agentrl.cli.main import app
 
     (run,) = (run for run in plan_of(tmp_path).runs if run.name == name)
-    for teacher in ("teacher", "settings"):
+    for teacher in ("teacher", "settings", "student"):
         (tmp_path / f"model-{teacher}").mkdir()
     typer.main.get_command(app).main([*run.command(), "--dry-run"], standalone_mode=False)
     file = tmp_path / "shown.toml"

@@ -103,7 +103,7 @@ def test_every_command_parses(page: str, line: str, in_prose: bool) -> None:
 
 def distilling(found: dict[str, Any]) -> list[str]:
     """What the options of `agentrl distill` mean as settings; a line without a teacher leaves it to the reader."""
-    teachers = [parse_teacher(text) for text in found["teacher"] or ["self"]]
+    teachers = [parse_teacher(text) for text in found["teacher"] or ["transformers:t"]]
     words = [f"--distill.teachers={_toml(teachers)}"]
     given = {key: found[key] for key in ("route", "reward_weight", "from_run") if found[key] is not None}
     named = found["overrides"][:1] if not "".join(found["overrides"][:1]).startswith("-") else []  # ENV

@@ -19,7 +19,7 @@ from agentrl.trajectory import Purpose, Span, SpanKind
 from agentrl.wire import ChatMessage, ToolCall
 from agentrl_envs.swe_gym import SweGymEnvironment
 
-TEACHERS = ("tiny-teacher", "tiny-teacher-settings", "tiny-teacher-other")
+RECIPES = ("tiny-teacher", "tiny-teacher-settings", "tiny-teacher-other", "tiny-both")
 
 
 def demonstration(chat: ChatFormat, word: str) -> list[tuple[Span, str]]:
@@ -74,8 +74,8 @@ def test_what_would_have_no_effect_is_refused() -> None:
             load_warm_start(preset="tiny-teacher", overrides=[f"--{key}=700"])
 
 
-@pytest.mark.parametrize("preset", TEACHERS)
-def test_the_recipes_of_teachers_play_what_the_expert_can(preset: str) -> None:
+@pytest.mark.parametrize("preset", RECIPES)
+def test_the_recipes_of_teachers_and_students_play_what_the_expert_can(preset: str) -> None:
     config = load_warm_start(preset=preset)
     environment = SweGymEnvironment(config.environment.options)
     assert environment.expert is not None
