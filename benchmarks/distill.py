@@ -242,11 +242,12 @@ def is_whole(plan: Plan, run: StudentRun) -> bool:
 def write(head: dict[str, Any], plan: Plan, output: Path) -> dict[str, Any]:
     """The result of what is finished, in this call or before."""
     teachers = {name: read_teacher(plan, teacher) for name, teacher in plan.teachers.items() if is_there(teacher)}
+    student = {STUDENT: teachers.pop(STUDENT)} if STUDENT in teachers else {}
     cases = read_cases(plan, teachers)
     expected = [run for run in plan.runs if run.case in DEFAULT_CASES]
     complete = {run.case for run in expected} == set(DEFAULT_CASES) and all(is_whole(plan, run) for run in expected)
     summary = figures.summary(cases, teachers)
-    whole = {**head, "complete": complete, "summary": summary, "teachers": teachers, **cases}
+    whole = {**head, "complete": complete, "summary": summary, "teachers": teachers, **student, **cases}
     write_whole(output, json.dumps(whole, indent=1, allow_nan=False) + "\n")
     return whole
 

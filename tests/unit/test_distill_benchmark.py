@@ -45,7 +45,7 @@ def test_the_cases(tmp_path: Path) -> None:
     short = ["kinds-transformers-seed0", "kinds-vllm-seed0"]
     assert names(plan.chosen) == [*reinforced, *others]
     assert names(plan.runs) == [*reinforced, *short, *others]
-    assert [teacher.name for teacher in plan.needed()] == ["teacher", "settings", "other"]
+    assert [teacher.name for teacher in plan.needed()] == ["teacher", "settings", "student", "other"]
     with pytest.raises(ConfigError, match="no case 'r1'"):
         plan_of(tmp_path, "r1")
     with pytest.raises(ConfigError, match="256 tasks say too little"):
@@ -62,7 +62,7 @@ def test_every_run_is_measured_alike(tmp_path: Path) -> None:
     for run in plan_of(tmp_path).chosen:
         config = run.config
         assert (config.eval.fresh_tasks, config.eval.every_steps, config.eval.temperature) == (512, 0, 1.0)
-        assert config.policy.model == "tiny"
+        assert config.policy.model == ("tiny" if run.case != "two-teachers" else str(tmp_path / "model-student"))
         assert (config.rollout.schedule, config.placement.replicas, config.placement.ranks) == ("async", 1, 1)
         assert config.train.updates_per_step == 2
         assert config.environment.options.get("families") == (
@@ -329,6 +329,7 @@ def test_parts_come_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert {name: found.get(name) for name in seen} == seen
     assert set(seen) == set(CASES)
     assert found["teachers"].keys() == {"teacher", "settings", "other"}
+    assert found["student"]["folder"] == "model-student"
     assert found["teachers"]["settings"]["mixture"]["solve"] == 0.9
     assert found["summary"]["min_gain"] == pytest.approx(0.6)
     assert found["summary"]["two_teachers_over_best_teacher"] == pytest.approx(0)
