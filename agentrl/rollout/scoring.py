@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,6 +62,15 @@ class _Meter:
         taken, seconds = replace(self), now - self.began
         self.segments, self.tokens, self.failures, self.busy_s, self.began = 0, 0, 0, 0.0, now
         return taken, seconds
+
+
+def routed(task: Task, route: str, names: Collection[str]) -> str:
+    """Which of the teachers called `names` serves a task, by its environment or a field of its data. Raises
+    `NoTeacherError`."""
+    value = str(task.environment if route == "environment" else task.data.get(route))
+    if value not in names:
+        raise NoTeacherError.of(task.id, route=route, value=value, names=names)
+    return value
 
 
 class Scorer:
@@ -119,10 +128,7 @@ class Scorer:
         """The teacher of a task. Raises `NoTeacherError` where none serves it."""
         if self._route is None:
             return next(iter(self._teachers.values()))
-        value = str(task.environment if self._route == "environment" else task.data.get(self._route))
-        if value not in self._teachers:
-            raise NoTeacherError.of(task.id, route=self._route, value=value, names=self._teachers)
-        return self._teachers[value]
+        return self._teachers[routed(task, self._route, self._teachers)]
 
     def mask(self, segment: Segment) -> np.ndarray:
         """bool [T]: the tokens to be scored."""

@@ -35,7 +35,7 @@ from agentrl.run.feed import GroupFeed, Settled
 from agentrl.run.folder import RunFolder
 from agentrl.run.kept import drop_all, drop_changed, sampled_alike
 from agentrl.run.recorded import RecordedCursor, RecordedRun
-from agentrl.run.recorded_stream import open_stream
+from agentrl.run.recorded_stream import RecordedStream
 from agentrl.run.recorder import Recorder
 from agentrl.run.resume import Start, fixed_settings, teaching_digest
 from agentrl.run.services import Services
@@ -184,7 +184,7 @@ def _open_stream(run: TrainingRun) -> AbstractAsyncContextManager[GroupStream]:
         return services.engine.open(episode, step=run.step + 1, scorer=services.scorer)
     assert services.scorer is not None
     run.recorder.note(run.recorded.describe())
-    return open_stream(
+    return RecordedStream(
         run.recorded,
         services.scorer,
         emit=run.recorder.emit,

@@ -2,7 +2,7 @@
 
     recorded = RecordedRun.open(folder, model=…, config=…)
     cursor = RecordedCursor(recorded, environment)              # in place of TaskCursor
-    async with open_stream(recorded, scorer, …) as stream: …    # in place of the engine's (`run.recorded_stream`)
+    async with RecordedStream(recorded, scorer, …) as stream: …    # in place of the engine's (`run.recorded_stream`)
 
 A *unit* of the data is a recorded group, cut where it has more than `rollout.group_size` members. Of a group only the
 rollouts count that a policy sampled, that no machine failed, and that hold a token to be scored. Data position i is
@@ -27,6 +27,7 @@ from agentrl.config.distill import SELF
 from agentrl.errors import ConfigError, DatasetError, NoTeacherError
 from agentrl.policy import local_model
 from agentrl.rollout.groups import GroupRequest
+from agentrl.rollout.scoring import routed
 from agentrl.run.folder import check_run_folder
 from agentrl.run.recorded_index import RecordedRollout, check_same_tokenizer, read_rollouts
 from agentrl.run.resume import Start
@@ -214,8 +215,7 @@ def check_tasks(recorded: RecordedRun, environment: Environment, config: Distill
     if config.route in (None, "environment"):
         return
     for task_id in sorted({unit.task_id for unit in recorded.units})[:_LOOKED_AT]:
-        if (value := str(environment.find(task_id).data.get(config.route))) not in names:
-            raise NoTeacherError.of(task_id, route=config.route, value=value, names=names)
+        routed(environment.find(task_id), config.route, names)
 
 
 class RecordedCursor:

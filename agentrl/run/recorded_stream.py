@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Self
 
 from agentrl.errors import AgentRLError, DeadlineError, first_error, handling
 from agentrl.rollout.deadline import deadline
@@ -28,7 +28,9 @@ _CLOCKS = "_s"  # how the names of an episode's seconds end
 
 
 class RecordedStream:
-    """The groups in progress. Made by `open_stream`; one task at a time calls `next`. `step` is what events say."""
+    """The groups in progress; leaving its block gives them up. One task at a time calls `next`. `step` is what events
+    say; `limit_s` bounds the scoring of one rollout, waiting for its turn included; `concurrency` rollouts are scored
+    at once."""
 
     def __init__(
         self,
@@ -45,6 +47,12 @@ class RecordedStream:
         self._places = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[GroupResult]] = {}  # as they were started
         self._news = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     @property
     def step(self) -> int:
@@ -192,22 +200,3 @@ async def _cancelled(tasks: Iterable[asyncio.Task[GroupResult]]) -> None:
             where=names,
             remedy="look for what hangs in the run folder's logs/",
         )
-
-
-@asynccontextmanager
-async def open_stream(
-    recorded: RecordedRun,
-    scorer: Scorer,
-    *,
-    emit: Callable[[Event], None],
-    step: int,
-    limit_s: float,
-    concurrency: int,
-) -> AsyncIterator[RecordedStream]:
-    """A stream of recorded groups; leaving the block gives up what is in progress. `limit_s` bounds the scoring of one
-    rollout, waiting for its turn included; `concurrency` rollouts are scored at once."""
-    stream = RecordedStream(recorded, scorer, emit=emit, step=step, limit_s=limit_s, concurrency=concurrency)
-    try:
-        yield stream
-    finally:
-        await stream.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agentrl.config import RunConfig, TeacherConfig
-from agentrl.errors import ConfigError, NoTeacherError
+from agentrl.errors import ConfigError
+from agentrl.rollout.scoring import routed
 from agentrl.run.environments import entry_point
 from agentrl.trajectory import Split
 from agentrl.wire import Environment, OpenTeacher
@@ -38,11 +39,6 @@ def check_teachers(config: RunConfig, environment: Environment) -> list[str]:
     if route is None or config.distill.from_run is not None:  # recorded tasks: `recorded.check_tasks`
         return []
     names = [teacher.name for teacher in config.distill.teachers]
-    found = set()
     tasks = environment.tasks(Split.TRAIN, start=0, count=config.rollout.groups, seed=config.seed)
-    for task in tasks:
-        value = str(task.environment if route == "environment" else task.data.get(route))
-        if value not in names:
-            raise NoTeacherError.of(task.id, route=route, value=value, names=names)
-        found.add(value)
+    found = {routed(task, route, names) for task in tasks}
     return [f"teacher {name} serves none of the first {len(tasks)} tasks" for name in names if name not in found]

@@ -78,7 +78,7 @@ class TeacherParts:
             max_model_len=config.policy.max_model_len if teacher.resolved_kind == SELF else config.teacher_window,
             dtype=config.policy.dtype if teacher.resolved_kind == SELF else wanted.dtype,
             top_k=_top_k(config),
-            any_token=config.train.divergence.name != "sampled" and wanted.support != "teacher",
+            any_token=_student_chooses(config) or _top_k(config) is None,
             align_bytes=wanted.align == "bytes",
             privileged=wanted.privileged,
             concurrency=wanted.concurrency,
@@ -105,7 +105,7 @@ class TeacherParts:
 
 def _top_k(config: RunConfig) -> int | None:
     """How many candidates a teacher chooses itself (None: it gives the whole vocabulary)."""
-    if config.train.divergence.name == "sampled" or config.distill.support == "student":
+    if config.train.divergence.name == "sampled" or _student_chooses(config):
         return 0
     return None if config.distill.support == "full" else config.distill.top_k
 

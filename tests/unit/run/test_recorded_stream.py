@@ -18,7 +18,7 @@ from agentrl.errors import DeadlineError, TeacherDeadError, TeacherRequestError
 from agentrl.rollout.groups import GroupRequest
 from agentrl.rollout.scoring import Scorer
 from agentrl.run.recorded import RecordedCursor, RecordedRun
-from agentrl.run.recorded_stream import RecordedStream, open_stream
+from agentrl.run.recorded_stream import RecordedStream
 from agentrl.trajectory import OutcomeKind
 from agentrl.wire import Event, EventKind, ScoreRequest
 
@@ -42,7 +42,7 @@ class Offline:
         async def whole() -> Any:
             scorer = Scorer({"teacher": self.teacher}, timeout_s=5)
             requests = RecordedCursor(self.run, ToyEnvironment()).take(4, group_size=8)
-            async with open_stream(
+            async with RecordedStream(
                 self.run, scorer, emit=self.events.append, step=1, limit_s=self.limit_s, concurrency=8
             ) as stream:
                 return await work(stream, requests)
